@@ -33,4 +33,7 @@ AOEXT_LIBRARY_DEFINE(m) {
 
   // The kernels that a CPU's instruction set has, a line each.
   m.def("_cpu_kernels(str instruction_set) -> str");
+
+  // The kernels for XPUs of this build, a line each; one that this process has built for a device says so.
+  m.def("_xpu_kernels() -> str");
 }

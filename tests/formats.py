@@ -11,6 +11,7 @@ from torch import Tensor
 import aoext
 from aoext import reference
 from aoext.formats.dtypes import EXPONENT_DTYPES
+from aoext.formats.table import Code
 from aoext.reference import values
 from aoext.tensors import (
     BlockwiseTensor,
@@ -20,17 +21,18 @@ from aoext.tensors import (
     Lut4Tensor,
     QuantizedTensor,
 )
+from aoext.tensors.groups import GroupsTensor
 
 HIGH_PRECISION = reference.HIGH_PRECISION
 E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 
 OPERATORS = aoext.ops.operators()
 # Every kind of call of these operators.
-KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE]
-# What the generic kernels serve on XPUs, those of experts by this device's own for each.
+KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE, "sort_by_expert"]
+# What the generic kernels serve on XPUs.
 BY_ATEN_ON_XPU = (
-    *reference.GROUPED,
     "convert_weight_to_int4pack",
+    "sort_by_expert",
     "dequantize int8 zeros",
     "weight_only_linear int8 zeros",
 )
@@ -42,6 +44,8 @@ def call_of_any(
     kind: str, problem: reference.Problem, generator: torch.Generator
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a good call of any kind."""
+    if kind == "sort_by_expert":
+        return [reference.routed(problem.M, 2, problem.experts, generator), problem.experts], {}
     if kind in reference.QUANTIZE:
         x = reference.randn(generator, problem.M, problem.K, dtype=problem.dtype)
         return [x, problem.eight_bit, *([[1, 16]] if kind == "quantize blocks" else [])], {}
@@ -112,11 +116,12 @@ def quantized(
 def meaning(weight: QuantizedTensor) -> Tensor:
     """The weight [N, K] in float64, on the CPU, from the fields by the contract's formulas."""
     fields = {name: tensor.cpu() for name, tensor in weight.named_fields()}
-    if isinstance(weight, Int4Tensor):
-        return reference.int4_float64(fields["qdata"], fields["scale"], fields["zero_point"])
-    if not weight.any_blocks:
-        return fields["qdata"].double() * fields["scale"].double()
     qdata = fields["qdata"]
+    if isinstance(weight, GroupsTensor):
+        codes = reference.Stored("", Code(weight.code)).codes(qdata)
+        return values.groups_float64(codes, fields["scale"], fields["zero_point"])
+    if not weight.any_blocks:
+        return qdata.double() * fields["scale"].double()
     codes = values.lut4_float64(qdata, fields["table"]) if "table" in fields else qdata.double()
     if "zero_point" in fields:
         ones = torch.ones_like(codes)

@@ -20,7 +20,7 @@ from torch._C import _aoti
 
 import aoext
 from aoext.formats.table import Code
-from aoext.reference import ALL_CALLS, EIGHT_BIT, Problem, moved, randn
+from aoext.reference import ALL_CALLS, EIGHT_BIT, Problem, moved, randn, routed
 from formats import KIND_OF, OPERATORS, bits
 
 ROOT = Path(__file__).parent.parent
@@ -102,6 +102,8 @@ def arguments(operator: str, device: torch.device, generator: torch.Generator) -
     if operator == "quantize":
         x = randn(generator, 3, 64).to(device)
         return [[x, dtype, block, True] for dtype in EIGHT_BIT for block in (None, [1, 24])]
+    if operator == "sort_by_expert":
+        return [[routed(5, 2, 4, generator).to(device), 4]]
     call = ALL_CALLS[KIND_OF[operator]](PROBLEM, generator)
     schema = getattr(torch.ops.ao, operator).default._schema.arguments
     given = call.named() | call.kwargs

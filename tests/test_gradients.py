@@ -27,20 +27,19 @@ DIFFERENTIABLE = [*ACTIVATION_CALLS, "weight_int4pack_mm"]
 @pytest.mark.parametrize("operator", ACTIVATION_CALLS)
 def test_gradients_reach_input_and_bias_and_nothing_else(operator, device, generator):
     call = CALLS[operator](PROBLEM, generator)
-    x, *others = call.on(device)
-    x.requires_grad_()
-    has_bias = operator in BIAS_CALLS
-    tensors = [t for t in others if isinstance(t, torch.Tensor)]
+    given = {name: moved(a, device) for name, a in call.named().items()}
+    x, bias = given["input"], given.get("bias")
+    tensors = [t for t in given.values() if isinstance(t, torch.Tensor)]
     floating = [t for t in tensors if t.dtype in (torch.float32, torch.bfloat16)]
     for t in floating:
         t.requires_grad_()
-    result = op(operator)(x, *others, **call.kwargs)
+    result = op(operator)(*given.values(), **call.kwargs)
     grad = torch.randn(result.shape, generator=generator).to(device)
     result.backward(grad)
     assert_close(x.grad, grad.cpu().double() @ call.weight)
-    if has_bias:
-        assert_close(others[-1].grad[None], grad.cpu().double().sum(0, keepdim=True))
-    assert all(t.grad is None for t in floating[: len(floating) - has_bias])
+    if bias is not None:
+        assert_close(bias.grad[None], grad.cpu().double().sum(0, keepdim=True))
+    assert all(t.grad is None for t in floating if t is not x and t is not bias)
 
 
 def test_gradient_of_a_bfloat16_input_keeps_dtype_and_shape(device, generator):
@@ -57,15 +56,16 @@ def test_a_weight_is_kept_for_the_backward_pass_only_where_the_input_wants_a_gra
     """A bias alone may be trained on weights that were made in inference mode."""
     with torch.inference_mode():
         call = CALLS[operator](PROBLEM, generator)
-        _, *weight = call.args
-    has_bias = operator in BIAS_CALLS
-    x, *_, last = CALLS[operator](PROBLEM, generator).args
-    if has_bias:
-        result = op(operator)(x, *weight[:-1], last.requires_grad_(), **call.kwargs)
+    others = CALLS[operator](PROBLEM, generator).named()
+    given = {**call.named(), "input": others["input"]}
+    if operator in BIAS_CALLS:
+        bias = others["bias"].requires_grad_()
+        result = op(operator)(*{**given, "bias": bias}.values(), **call.kwargs)
         result.sum().backward()
-        assert last.grad.ne(0).all()
+        assert bias.grad.ne(0).all()
+    given["input"].requires_grad_()
     with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
-        op(operator)(x.requires_grad_(), *weight, **call.kwargs)
+        op(operator)(*given.values(), **call.kwargs)
 
 
 BATCHED = {name: (0, 2) if name.startswith("scaled_mm") else (0,) for name in INPUT_CALLS}
@@ -194,9 +194,12 @@ def test_vmap_over_empty_inputs(linear_map):
 @pytest.mark.parametrize("operator", [name for name in ACTIVATION_CALLS if name in BIAS_CALLS])
 def test_tangents_of_the_bias(operator, device, generator):
     call = CALLS[operator](PROBLEM, generator)
-    *args, bias = call.on(device)
+    given = {name: moved(a, device) for name, a in call.named().items()}
+    bias = given["bias"]
     tangent = torch.randn(bias.shape, generator=generator).to(bias)
-    _, result = torch.func.jvp(lambda b: op(operator)(*args, b, **call.kwargs), (bias,), (tangent,))
+    _, result = torch.func.jvp(
+        lambda b: op(operator)(*{**given, "bias": b}.values(), **call.kwargs), (bias,), (tangent,)
+    )
     assert torch.equal(result, tangent.to(result.dtype).expand_as(result))
 
 

@@ -18,11 +18,11 @@ from aoext.reference import (
     CALLS,
     DEQUANTIZE_CALLS,
     EIGHT_BIT,
-    FOUR_BIT_CALLS,
     HIGH_PRECISION,
     INPUT_CALLS,
     INT4_CALLS,
     OPTIONAL_BIAS_CALLS,
+    PACKED_CALLS,
     Problem,
     assert_close,
     moved,
@@ -134,7 +134,7 @@ def test_int4_weights_of_zero_meet_an_outlier_as_zero(M, group_size, device, ker
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
 @pytest.mark.parametrize("M", [1, 2, 3, 4])
-@pytest.mark.parametrize("operator", [op for op in INPUT_CALLS if op not in FOUR_BIT_CALLS])
+@pytest.mark.parametrize("operator", [op for op in INPUT_CALLS if op not in PACKED_CALLS])
 def test_few_rows_by_long_ones(operator, M, eight_bit, device, kernel_of, generator):
     """Longer than what CPUs multiply in one piece, and of a length that no vector divides."""
     call = CALLS[operator](Problem(M, 43, 16453, 16453, BF16, BF16, eight_bit), generator)
@@ -163,7 +163,7 @@ def test_every_eight_bit_format_gives_every_output_dtype(
 
 
 @pytest.mark.parametrize("M", [1, 5, 33])
-@pytest.mark.parametrize("operator", [op for op in CALLS if op not in FOUR_BIT_CALLS])
+@pytest.mark.parametrize("operator", [op for op in CALLS if op not in PACKED_CALLS])
 def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 40, 1, 1, FP32, FP32), generator)
     assert_close(call.run(device, kernel_of(operator)), call.reference)
@@ -234,21 +234,21 @@ def test_int8_mm_is_exact_at_the_largest_sum(M, device, kernel_of):
 def test_an_outlier_keeps_the_bound_of_its_row(operator, M, dtype, device, kernel_of, generator):
     """One activation 1000 times its group: first it meets random weights, then weights of zero."""
     call = without_bias(CALLS[operator](Problem(M, 64, 256, 32, dtype, FP32), generator))
-    x, weight, *scales = call.args
+    x, weight, scale, *others = call.args
     x[0, 37] *= 1000
     for weights_are_zero in (False, True):
         if weights_are_zero and operator in INT4_CALLS:
             weight[:, 37 // 2] &= 0x0F  # an odd k sits in the high nibble
-            scales[1][37 // 32] = 0
+            others[0][37 // 32] = 0
         elif weights_are_zero:
             weight[:, 37] = 0
         w = (
-            reference.int4_float64(weight, *scales)
+            reference.int4_float64(weight, scale, *others)
             if operator in INT4_CALLS
-            else weight.double() * scales[0].double()
+            else weight.double() * scale.double()
         )
         assert (w[:, 37] == 0).all() == weights_are_zero
-        result = kernel_of(operator)(*(a.to(device) for a in (x, weight, *scales)), **call.kwargs)
+        result = kernel_of(operator)(*(moved(a, device) for a in (x, weight, scale, *others)), **call.kwargs)
         assert_close(result, x.double() @ w.t())
 
 
@@ -285,7 +285,7 @@ def test_an_outlier_keeps_the_bound_where_the_zero_point_cancels_its_weights(
     x[0, 6] = 1000
     w = reference.int4_float64(weight, scale, zero)
     assert (w[:, 6] == 0).all()
-    result = kernel_of("bf16i4bf16_rowwise")(*(t.to(device) for t in (x, weight, scale, zero)))
+    result = kernel_of("bf16i4bf16_rowwise")(*(moved(t, device) for t in (x, weight, scale, zero)))
     assert_close(result, x.double() @ w.t())
 
 
@@ -366,11 +366,12 @@ def test_every_float8_value_keeps_its_meaning_in_a_weight(
 ):
     """A row of the weight for each byte: NaN or an infinity gives such a column, and no other."""
     call = CALLS[operator](Problem(M, 256, 150, 150, FP32, FP32, eight_bit), generator)
-    x, weight, *scales = without_bias(call).args
+    x, weight, *others = without_bias(call).args
+    scales = [a for a in others if isinstance(a, torch.Tensor)]
     values = torch.arange(256, dtype=torch.uint8).view(eight_bit)
     weight[:, -1] = values
     x[:, -1] = 1
-    result = kernel_of(operator)(*(a.to(device) for a in (x, weight, *scales)), **call.kwargs).cpu()
+    result = kernel_of(operator)(*(moved(a, device) for a in (x, weight, *others)), **call.kwargs).cpu()
     expected = x.double() @ weight.double().t() * scales[-1].double().t()
     if len(scales) == 2:
         expected *= scales[0].double()
@@ -407,10 +408,9 @@ def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, ker
 @pytest.mark.parametrize("operator", BIAS_CALLS)
 def test_a_bias_that_is_not_finite_stays_in_its_column(operator, M, value, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 40, 128, 32), generator)
-    *args, bias = call.on(device)
-    clean = kernel_of(operator)(*args, bias, **call.kwargs).cpu()
-    bias[7] = value
-    result = kernel_of(operator)(*args, bias, **call.kwargs).cpu()
+    clean = call.run(device, kernel_of(operator)).cpu()
+    call.named()["bias"][7] = value
+    result = call.run(device, kernel_of(operator)).cpu()
     others = torch.arange(40) != 7
     assert torch.equal(result[:, others], clean[:, others])
     assert torch.equal(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from aoext.formats.table import Code
+from aoext.formats.table import FORMATS, Code, code_of
 from aoext.library.info import build_config
 from aoext.reference import ALL_CALLS, EIGHT_BIT, GROUPED, Problem, op, operator_of
 from formats import OPERATORS
@@ -24,22 +23,24 @@ def weights_taken(operator: str) -> str:
     dtypes = [str(dtype).removeprefix("torch.") for dtype in EIGHT_BIT]
     if operator == "quantize":
         return ", ".join(dtypes)
+    if operator == "sort_by_expert":
+        return "–"
     kinds = [kind for kind in ALL_CALLS if operator_of(kind) == operator and kind not in GROUPED]
-    codes, taken = set(), []
+    taken = set()
     for kind in kinds:
         for dtype in EIGHT_BIT:
             call = ALL_CALLS[kind](Problem(2, 8, 64, 32, eight_bit=dtype), torch.Generator())
             call.run(torch.device("cpu"), op(kind))
-            weight = call.named()["weight"]
-            codes.add(call.kwargs.get("code"))
-            taken.append("int4" if is_int4(kind, call.kwargs) else str(weight.dtype).removeprefix("torch."))
-    if codes == set(Code):
+            given = call.named()
+            if "code" not in given:
+                given["code"] = Code.INT4 if "i4" in kind else code_of(given["weight"].dtype)
+            taken.add(given["code"])
+    if taken == set(Code):
         return "every format"
-    return ", ".join(name for name in ("int4", *dtypes) if name in taken)
-
-
-def is_int4(kind: str, options: dict[str, Any]) -> bool:
-    return options["code"] == Code.INT4 if "code" in options else "i4" in kind or "int4" in kind
+    if taken == {code for code in Code if not FORMATS[code].has_table}:
+        return "every format without a table"
+    names = {Code.INT4: "int4", **{code_of(dtype): str(dtype).removeprefix("torch.") for dtype in EIGHT_BIT}}
+    return ", ".join(name for code, name in names.items() if code in taken)
 
 
 def expected_table() -> list[str]:
@@ -65,7 +66,7 @@ def expected_table() -> list[str]:
 
 
 def test_the_table_of_operators_is_what_is_registered():
-    table = [line for line in README.splitlines() if re.match(r"\| `\w+` \| (int|float|every)", line)]
+    table = [line for line in README.splitlines() if re.match(r"\| `\w+` \| [^|]+ \| own \|", line)]
     assert table == expected_table()
 
 

@@ -138,7 +138,7 @@ def test_all_other_operations_are_named(format, device, generator):
     weight = quantized(format, 32, 32, BF16, device, generator)
     x = randn(generator, 5, 32, dtype=BF16).to(device)
     for call, name in (
-        (lambda: torch.stack([weight, weight]), r"aten\.stack\.default"),
+        (lambda: torch.stack([weight, weight], 1), r"aten\.stack\.default"),
         (lambda: torch.abs(weight, out=x), r"aten\.abs\.out"),
         (lambda: weight.mul_(2), r"aten\.mul_\.Tensor"),
         (lambda: weight.add_(1), r"aten\.add_\.Tensor is not implemented but for a matrix \[32, 32\]"),

@@ -252,25 +252,15 @@ except RuntimeError as error:
 # ---- other devices --------------------------------------------------------------------------------------
 
 
-def run_operator_tests(select: str, file: str = "test_operators.py", **environment: str) -> None:
+def run_tests(files: str, select: str, **environment: str) -> None:
     """In a process of its own, most of whose time compiling kernels takes: nothing is optimised."""
-    tests = os.path.join(os.path.dirname(__file__), file)
+    paths = [os.path.join(os.path.dirname(__file__), f"test_{file}.py") for file in files.split()]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            tests,
-            "-k",
-            f"xpu and own and {select}",
-            "-p",
-            "no:cacheprovider",
-        ],
+        [sys.executable, "-m", "pytest", "-q", *paths, "-k", f"xpu and ({select})", "-p", "no:cacheprovider"],
         env={**os.environ, "SYCL_PROGRAM_COMPILE_OPTIONS": "-cl-opt-disable", **environment},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-5000:]
     assert " passed" in done.stdout
@@ -282,22 +272,26 @@ def run_operator_tests(select: str, file: str = "test_operators.py", **environme
 )
 def test_the_operators_are_right_on_another_vector_width():
     """The CPU device as one without AVX-512: sub-groups of 16 are then two vectors wide."""
-    run_operator_tests("within_the_bound", CL_CONFIG_CPU_TARGET_ARCH="core-avx2")
+    run_tests("operators", "own and within_the_bound", CL_CONFIG_CPU_TARGET_ARCH="core-avx2")
 
 
 @needs_simulator
-def test_the_kernels_of_the_matrix_engine_are_right_with_lanes_in_its_place():
-    """What a GPU with DPAS runs, but for DPAS itself: every block of rows, by the plan of such a GPU."""
-    run_operator_tests(
-        "(within_the_bound or outlier or nan_and_inf)", AOEXT_XPU_PRETEND="matrix", AOEXT_XPU_SELF_CHECK="off"
-    )
-
-
-@needs_simulator
-def test_the_tiles_of_the_matrix_engine_are_right_for_weights_by_blocks():
-    run_operator_tests(
-        "(every_block or pair_of_blocks or int4_under or scale_that_is_nan or exponents)",
-        "test_blockwise.py",
+@pytest.mark.parametrize(
+    ("file", "select", "tiles"),
+    [
+        ("operators", "within_the_bound or outlier or nan_and_inf", "not blocks_tile"),
+        (
+            "blockwise",
+            "every_block or pair_of_blocks or int4_under or scale_that_is_nan or exponents",
+            "blocks_tile",
+        ),
+    ],
+)
+def test_the_kernels_of_the_matrix_engine_are_right_with_lanes_in_its_place(file, select, tiles):
+    """What a GPU with DPAS runs, but for DPAS itself: by the plan of such a GPU, and each kernel forced."""
+    run_tests(
+        f"{file} xpu_plans",
+        f"own and ({select}) or forced_tile and {tiles}",
         AOEXT_XPU_PRETEND="matrix",
         AOEXT_XPU_SELF_CHECK="off",
     )

@@ -5,22 +5,43 @@ python tests/test_xpu_plans.py > tests/plans_xpu.txt writes them anew for a choi
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Generator
 
 import aoext
+from aoext.formats.table import Code, code_of
 from aoext.library.info import build_config
 from aoext.ops import ao, plan, with_plan
+from aoext.reference import (
+    ALL_CALLS,
+    HIGH_PRECISION,
+    Problem,
+    Stored,
+    assert_close,
+    call_of,
+    op,
+    quantized_blocks,
+    randn,
+    subjects,
+)
+from aoext.reference.stored import INT4, by_rows
+from aoext.reference.subject import Subject
 
-BF16, FP32, INT8, E4M3, LUT4 = torch.bfloat16, torch.float32, torch.int8, torch.float8_e4m3fn, torch.uint8
+BF16, FP16, FP32 = HIGH_PRECISION
+INT8, E4M3, E5M2, LUT4 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8
+HAS_SYCL = build_config()["sycl"] == "ON"
 GPUS = ("Arc B580", "Arc 140V", "Arc A770", "Max 1550")
 PLANS = Path(__file__).parent / "plans_xpu.txt"
 
-pytestmark = pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built without SYCL")
+pytestmark = pytest.mark.skipif(not HAS_SYCL, reason="aoext was built without SYCL")
 
 
 def empty(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
@@ -51,63 +72,142 @@ def calls(M: int, N: int, K: int) -> Iterator[tuple[str, tuple[Any, ...], dict[s
     yield "int4pack", ("weight_int4pack_mm", x, packed, 32, pairs), {}
 
 
+def calls_of_experts(M: int, experts: int) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    N, K = 1536, 2048
+    x, offsets = empty(BF16, M, K), {"offsets": empty(torch.int32, experts)}
+    w, groups = empty(INT8, experts, N, K // 2), empty(BF16, experts, K // 128, N)
+    zeros = {"code": 0, "zero_point": groups, **offsets}
+    yield "int4", ("weight_only_linear", x, w, groups), zeros
+    yield "int4 dynamic", ("scaled_linear", x, w, groups), zeros
+    for dtype, code in ((INT8, 1), (E4M3, 2)):
+        w, row_scale = empty(dtype, experts, N, K), empty(FP32, experts, N, 1)
+        yield f"{dtype} by rows", ("weight_only_linear", x, w, row_scale), {"code": code, **offsets}
+        yield f"{dtype} dynamic", ("scaled_linear", x, w, row_scale), {"code": code, **offsets}
+    blocks = empty(FP32, experts, N // 128, K // 128)
+    options = {"code": 2, "block_size": [128, 128], **offsets}
+    yield f"{E4M3} by 128x128", ("weight_only_linear", x, w, blocks), options
+    w, block, table = empty(LUT4, experts, N, K // 2), empty(E4M3, experts, N, K // 16), empty(FP32, 16)
+    options = {"code": 4, "block_size": [1, 16], "table": table, **offsets}
+    yield "lut4 by 16", ("weight_only_linear", x, w, block), options
+    w, block = empty(INT8, experts, N, K), empty(FP32, experts, N, K // 32)
+    zeros = {"code": 1, "block_size": [1, 32], "zero_point": empty(INT8, *block.shape), **offsets}
+    yield "int8 with zero points", ("weight_only_linear", x, w, block), zeros
+
+
 def lines() -> Iterator[str]:
     for gpu in GPUS:
         for N, K in ((4096, 4096), (28672, 4096), (520, 640), (72, 1056)):
             for M in (1, 4, 9, 33, 100, 600):
                 for name, arguments, options in calls(M, N, K):
                     yield f"{gpu} {M} {N}x{K} {name}: {plan(gpu, *arguments, **options)}"
+        for M, experts in itertools.product((8, 64, 512, 4096), (8, 128)):
+            for name, arguments, options in calls_of_experts(M, experts):
+                yield f"{gpu} {M} {experts} experts {name}: {plan(gpu, *arguments, **options)}"
 
 
 def test_plans_are_those_on_file() -> None:
     assert list(lines()) == PLANS.read_text().splitlines()
 
 
-# Code, its dtype, and the lengths of groups that its kernels are for; None: one scale a row.
-FORMATS = {"int4": (0, (32, 128)), "int8": (1, (None,)), "e4m3": (2, (None,)), "e5m2": (3, (None,))}
-DTYPES = {"int8": INT8, "e4m3": E4M3, "e5m2": torch.float8_e5m2}
+# ---- every kernel, run -----------------------------------------------------------------------------------
+
+TYPES = {"bf16": BF16, "fp16": FP16, "fp32": FP32, "int8": INT8, "e4m3": E4M3, "e5m2": E5M2}
+# Those with lanes in place of the matrix engine run in a process of their own (test_xpu.py).
+ENGINE = "emulated" if os.environ.get("AOEXT_XPU_PRETEND") == "matrix" else "lanes"
+KERNELS = [line.partition(" ")[0] for line in ao._xpu_kernels().splitlines()] if HAS_SYCL else []
+TILES = [kernel for kernel in KERNELS if f"_tile.{ENGINE}_" in kernel]
+# Images that no other device than a GPU with a matrix engine runs: others' bodies with other types.
+ONLY_DPAS = {
+    *(f"blocks_tile.dpas_{types}" for types in ("int8_fp16", "e4m3_fp16", "e5m2_bf16", "e5m2_e5m2")),
+    *(f"rowwise_tile.dpas_{types}" for types in ("int8_fp16", "e4m3_bf16", "e4m3_fp16")),
+    *(f"rowwise_tile.dpas_e5m2_{types}" for types in ("bf16", "fp16", "e5m2")),
+    "int4_tile.dpas_fp16",
+}
+
+needs_xpu = pytest.mark.skipif(
+    not torch.xpu.is_available(), reason="there is no XPU, real or simulated (xpu_sim)"
+)
 
 
-@pytest.mark.skipif(not torch.xpu.is_available(), reason="there is no XPU, real or simulated")
-@pytest.mark.parametrize("rows", [1, 4, 8])
-@pytest.mark.parametrize("input_type", [BF16, torch.float16, FP32])
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_tile_by_lanes_is_right(name, input_type, rows, generator):
-    """Forced, over fewer rows than the tile has and more: float64 of the same codes is the reference."""
-    code, group_sizes = FORMATS[name]
-    x_name = {BF16: "bf16", torch.float16: "fp16", FP32: "fp32"}[input_type]
-    kernel = f"int4_tile.lanes_{x_name}" if name == "int4" else f"rowwise_tile.lanes_{name}_{x_name}"
-    N, K = 40, 256
-    for group in group_sizes:
-        for M in (3, 11):
-            x = torch.randn(M, K, generator=generator).to(input_type)
-            if name == "int4":
-                q = torch.randint(-8, 8, (N, K), generator=generator)
-                weight = ((q[:, ::2] & 15) | (q[:, 1::2] << 4)).to(INT8)
-                scale, zero = (torch.rand(K // group, N, generator=generator) + 0.1 for _ in range(2))
-                spread = (
-                    scale.double().T.repeat_interleave(group, 1),
-                    zero.double().T.repeat_interleave(group, 1),
-                )
-                w = q.double() * spread[0] + spread[1]
-                arguments = [x, weight, scale, None, zero]
-            else:
-                codes = torch.randn(N, K, generator=generator) * (30 if name == "int8" else 1)
-                weight, scale = codes.to(DTYPES[name]), torch.rand(N, 1, generator=generator) + 0.1
-                w = weight.double() * scale.double()
-                arguments = [x, weight, scale]
-            arguments = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in arguments]
-            config = {"rows": rows, "sub_groups": 2, **({} if group is None else {"group": group})}
-            with with_plan(kernel, **config):
-                explained = aoext.explain("weight_only_linear", *arguments, code=code)
-                y = ao.weight_only_linear(*arguments, code=code).cpu().double()
-            assert (explained.kernel, explained.choices) == (kernel, config)
-            expected = x.double() @ w.T
-            bound = {BF16: 5e-3, torch.float16: 1e-3, FP32: 2e-5}[input_type]
-            assert (y - expected).norm() <= bound * expected.norm()
+def built() -> set[str]:
+    """The kernels that this process has run."""
+    return {line.partition(" ")[0] for line in ao._xpu_kernels().splitlines() if line.endswith(" built")}
 
 
-@pytest.mark.skipif(not torch.xpu.is_available(), reason="there is no XPU, real or simulated")
+def product_of(source: str, types: str) -> tuple[Stored, Subject, torch.dtype]:
+    """A weight that an image's kernels multiply, the product, and the dtype of its result."""
+    weight, _, input = types.rpartition("_")
+    x = TYPES[input]
+    if source.startswith("int4"):
+        stored = INT4
+    elif source == "rowwise_tile":
+        stored = by_rows(TYPES[weight], FP32)
+    else:
+        code = Code.LUT4 if weight == "lut4" else code_of(TYPES[weight])
+        stored = Stored(types, code, has_global_scale=weight == "lut4")
+    if x in HIGH_PRECISION:
+        return stored, subjects.weight_only_linear(stored, ""), x
+    return stored, subjects.scaled_mm(stored, "", x), BF16
+
+
+@needs_xpu
+@pytest.mark.parametrize("kernel", TILES)
+def test_a_forced_tile_is_right(kernel: str, generator: Generator) -> None:
+    """Over whole tiles and others, of one weight, of several experts and of nobody."""
+    image, _, name = kernel.partition("/")
+    source, _, types = image.replace(f"{ENGINE}_", "").partition(".")
+    rows, group = (int(digits) for digits in (*re.findall(r"_[mg](\d+)", name), 32)[:2])
+    config = {"rows": rows, "sub_groups": 2} | ({"group": group} if "_g" in name else {})
+    stored, dense, dtype = product_of(source, types)
+    ends = (rows + 1, rows + 1, rows + 3, 2 * rows + 4)
+    for product, M in ((dense, rows + 3), (subjects.experts(dense, stored), 2 * rows + 5)):
+        problem = Problem(M, 40, 256, group, dtype, BF16, offsets=ends)
+        call = call_of(product, problem, generator)
+        operands = call.on("xpu")
+        with with_plan(image, **config):
+            explained = aoext.explain(call.operator, *operands, **call.kwargs)
+            result = getattr(ao, call.operator)(*operands, **call.kwargs)
+        assert (explained.kernel, explained.choices) == (image, config)
+        assert_close(result, call.reference, call.terms)
+    assert kernel in built()
+
+
+@needs_xpu
+@pytest.mark.skipif(ENGINE != "lanes", reason="another process runs them")
+def test_every_kernel_without_tiles_runs(generator: Generator) -> None:
+    """What is not here is no kernel that a test has run. arrange_input runs with tiles of many rows."""
+    kinds = [
+        "weight_only_linear int4",
+        "weight_only_linear int8 blocks",
+        "scaled_mm rows",
+        "weight_int4pack_mm",
+    ]
+    kinds += ["dequantize int4", "dequantize blocks"]
+    problems = [Problem(M, 96, 192, 96, BF16, BF16) for M in (1, 3, 9)]
+    problems += [Problem(4, 64, 256, 128, BF16, BF16), Problem(5, 37, 150, 6, FP32, FP32)]
+    for kind, problem in itertools.product(kinds, problems):
+        call = ALL_CALLS[kind](problem, generator)
+        assert_close(call.run(torch.device("xpu"), op(kind)), call.reference, call.terms)
+    for columns, block in ((256, None), (37, None), (256, [1, 32])):
+        x = randn(generator, 5, columns)
+        values, scales = ao.quantize(x.to("xpu"), INT8, block)
+        expected, of_blocks = quantized_blocks(x, INT8, block[1] if block else columns)
+        assert torch.equal(values.cpu(), expected)
+        assert torch.equal(scales.cpu(), of_blocks)
+    others = {kernel for kernel in KERNELS if "_tile." not in kernel}
+    assert others - built() == {"arrange_input.lanes/arrange_input"} - built()
+
+
+def test_every_tile_of_a_matrix_engine_has_a_twin_or_is_named() -> None:
+    """What a matrix engine runs, a test runs with lanes in its place, but for ONLY_DPAS."""
+    images = {kernel.partition("/")[0] for kernel in KERNELS}
+    assert {i for i in images if ".dpas_" in i and i.replace("dpas", "emulated") not in images} == ONLY_DPAS
+    for kernel in KERNELS:
+        if ".emulated_" in kernel:
+            assert kernel.replace("emulated", "dpas") in KERNELS
+
+
+@needs_xpu
 def test_what_does_not_fit_is_named() -> None:
     x, w, scale = (torch.ones(3, 64, dtype=BF16), torch.ones(8, 64, dtype=INT8), torch.ones(8, 1))
     operands = [t.to("xpu") for t in (x, w, scale)]

@@ -88,7 +88,7 @@ void Checker::weight(LinearProblem& p, const Weight& w, const OptionalIntegers& 
   if (format.zero == Format::Zero::none) absent("zero_point", w.zero_point, format);
   values(p, w.values);
   if (format.has_table) table(p, w);
-  if (format.scales == Format::Scales::groups) return groups(p, w, block_size);
+  if (is_by_groups(p.code)) return groups(p, w, block_size);
   block_scale(p, "scale", w.scale, "block_size", block_size);
   if (w.zero_point != nullptr) block_zero_point(p, w.scale, *w.zero_point);
 }
@@ -193,7 +193,7 @@ void Checker::input_block(LinearProblem& p, const char* argument, const Optional
 }
 
 void Checker::whole_rows(const LinearProblem& p, const char* argument) const {
-  if (format_of(p.code).scales == Format::Scales::groups && p.input_group_size != p.K)
+  if (is_by_groups(p.code) && p.input_group_size != p.K)
     fail(argument, text("None or [1, K] for ", format_of(p.code).name, " weights"), text("[1, ", p.input_group_size, "]"));
 }
 

@@ -7,16 +7,16 @@
 namespace aoext {
 namespace {
 
-// What an input of 8 bits may be under weights of a format: where these have groups with zero points, int8 or float8_e4m3fn; of
-// the weights' own dtype where they have 8 bits; nothing under tables.
+// What an input of 8 bits may be under weights of a format: where these have groups with zero points, int8 (the default) or
+// float8_e4m3fn; of the weights' own dtype where they have 8 bits; nothing under tables.
 bool is_input_of(ScalarType dtype, const Format& format) {
-  if (format.scales == Format::Scales::groups) return dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn;
+  if (is_by_groups(format.code)) return dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn;
   return !format.has_table && dtype == format.storage;
 }
 
 auto inputs_of(const Format& format) {
   return [&format]() -> std::string {
-    if (format.scales == Format::Scales::groups) return "int8 or float8_e4m3fn";
+    if (is_by_groups(format.code)) return "int8 or float8_e4m3fn";
     if (format.has_table) return std::string("of 8 bits, which ") + format.name + " weights do not take";
     return dtype_name(format.storage);
   };
@@ -30,6 +30,9 @@ LinearProblem int4_linear(const char* op, const Tensor& input, const Weight& wei
   check.bias(p, bias);
   return p;
 }
+
+// What sort_by_expert takes: offsets are int32, and a count for each expert fits into a block's memory on a GPU.
+constexpr int64_t kMostPairs = INT32_MAX, kMostExperts = 8192;
 
 // What a dequantisation gives where it is not asked for a dtype.
 ScalarType dequantized_dtype(const LinearProblem& p) { return is_high_precision(p.scale) ? p.scale : ScalarType::Float; }
@@ -112,7 +115,7 @@ LinearProblem check_scaled_linear(const Tensor& input, const Tensor& weight, con
   LinearProblem p = check.high_precision_input();
   p.code = check.code(code);
   const Format& format = format_of(p.code);
-  p.quantized = input_dtype.value_or(format.storage);
+  p.quantized = input_dtype.value_or(is_by_groups(format.code) ? ScalarType::Char : format.storage);
   check.dtype(is_input_of(p.quantized, format), "input_dtype", text(inputs_of(format)), p.quantized);
   check.experts(p, offsets);
   check.int8_depth(p, p.quantized);
@@ -142,6 +145,20 @@ LinearProblem check_dequantize(const Tensor& weight, const Tensor& scale, int64_
   p.code = check.code(code);
   check.weight(p, {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)}, block_size);
   check.output(p, "dtype", dtype.value_or(dequantized_dtype(p)));
+  return p;
+}
+
+LinearProblem check_sort_by_expert(const Tensor& expert, int64_t experts) {
+  const Checker check("sort_by_expert", "expert", expert);
+  const ScalarType dtype = dtype_of(expert);
+  check.require((dtype == ScalarType::Int || dtype == ScalarType::Long) && expert.numel() <= kMostPairs, "expert",
+                text("int32 or int64 with at most ", kMostPairs, " elements"), expert);
+  if (experts < 1 || experts > kMostExperts) check.fail("experts", text("1 to ", kMostExperts), std::to_string(experts));
+  LinearProblem p{};
+  p.M = expert.numel();
+  p.experts = experts;
+  p.input = dtype;
+  p.output = ScalarType::Long;
   return p;
 }
 

@@ -46,19 +46,23 @@ struct Format {
   int codes_a_byte;    // the lowest k in the lowest bits
   Scales scales;
   Zero zero;
-  bool has_table;  // the code is an index into 16 float32 values, and the tensor may have one scale more
+  bool has_table;    // the code is an index into 16 float32 values, and the tensor may have one scale more
+  unsigned folders;  // a bit for each device folder that knows the format; the generic kernels serve elsewhere
 };
 
+constexpr unsigned kCpu = 1, kCuda = 2, kSycl = 4, kAllFolders = kCpu | kCuda | kSycl;
+
 constexpr Format kFormats[] = {
-    {Code::int4, "int4", ScalarType::Char, 2, Format::Scales::groups, Format::Zero::added, false},
-    {Code::int8, "int8", ScalarType::Char, 1, Format::Scales::blocks, Format::Zero::subtracted, false},
-    {Code::e4m3, "e4m3", ScalarType::Float8_e4m3fn, 1, Format::Scales::blocks, Format::Zero::none, false},
-    {Code::e5m2, "e5m2", ScalarType::Float8_e5m2, 1, Format::Scales::blocks, Format::Zero::none, false},
-    {Code::lut4, "lut4", ScalarType::Byte, 2, Format::Scales::blocks, Format::Zero::none, true},
+    {Code::int4, "int4", ScalarType::Char, 2, Format::Scales::groups, Format::Zero::added, false, kAllFolders},
+    {Code::int8, "int8", ScalarType::Char, 1, Format::Scales::blocks, Format::Zero::subtracted, false, kAllFolders},
+    {Code::e4m3, "e4m3", ScalarType::Float8_e4m3fn, 1, Format::Scales::blocks, Format::Zero::none, false, kAllFolders},
+    {Code::e5m2, "e5m2", ScalarType::Float8_e5m2, 1, Format::Scales::blocks, Format::Zero::none, false, kAllFolders},
+    {Code::lut4, "lut4", ScalarType::Byte, 2, Format::Scales::blocks, Format::Zero::none, true, kAllFolders},
 };
 
 constexpr const Format& format_of(Code code) { return kFormats[static_cast<size_t>(code)]; }
 constexpr bool is_code(int64_t code) { return code >= 0 && code < static_cast<int64_t>(std::size(kFormats)); }
+constexpr bool is_by_groups(Code code) { return format_of(code).scales == Format::Scales::groups; }
 constexpr ScalarType storage(Code code) { return format_of(code).storage; }
 
 static_assert([] {

@@ -30,9 +30,9 @@ Tensor dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const
                   std::optional<ScalarType> dtype) {
   const LinearProblem p = check_dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
   const Weight of{weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)};
-  if (p.subtracts_zero_point) return generic::dequantized(p, of);
+  if (p.subtracts_zero_point || !knows(Key::CPU, p.code)) return generic::dequantized(p, of);
   const Element type = element(p.output);
-  if (p.code == Code::int4)
+  if (is_by_groups(p.code))
     return dequantize_panels(p, weight, Int4Weight(p, of), [&](const auto& panel, int64_t i, float* floats, char* out) {
       if (type != Element::fp16) return kernels().dequantize_int4(panel.int4(i), 0, p.K, type, out);
       kernels().dequantize_int4(panel.int4(i), 0, p.K, Element::fp32, floats);

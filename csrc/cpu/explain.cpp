@@ -61,7 +61,7 @@ std::vector<Forceable> forceable() {
   return all;
 }
 
-[[maybe_unused]] const bool added = add_plans({devices, plan_text, forceable});
+[[maybe_unused]] const bool added = add_plans({Key::CPU, devices, plan_text, forceable});
 
 std::string kernels_of(const std::string& instruction_set) {
   std::string names;
@@ -76,11 +76,11 @@ std::string kernels_of(const std::string& instruction_set) {
 Explanation explain(const Call& call) {
   const LinearProblem& p = call.problem;
   const Plan plan = plan_of(call.op);
-  if (p.experts > 0 || (plan != plan_weight_only && p.subtracts_zero_point)) return generic_explanation();
+  if ((plan != nullptr && p.experts > 0) || (plan != plan_weight_only && p.subtracts_zero_point)) return generic_explanation();
   const std::string kernel = plan != nullptr           ? planned_kernel(plan, call, isa())
                              : call.op == "quantize"   ? "quantize_row"
                              : call.op != "dequantize" ? call.op
-                             : p.code == Code::int4    ? "dequantize_int4"
+                             : is_by_groups(p.code)    ? "dequantize_int4"
                                                        : "dequantize_blockwise";
   return Explanation{"cpu", kernel}.with("instruction_set", name_of(isa()));
 }

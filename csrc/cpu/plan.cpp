@@ -275,13 +275,13 @@ int64_t segment_of(const LinearProblem& p) {
 Kernel plan_int4_floats(const Choice& c) { return choose(c, kInt4); }
 
 Kernel plan_weight_only(const Choice& c) {
-  if (c.p.code == Code::int4) return choose(c, kInt4ByLimbs, kInt4);
-  if (c.p.code == Code::lut4) return choose(c, kE2m1ByLimbs, kLut4);
+  if (is_by_groups(c.p.code)) return choose(c, kInt4ByLimbs, kInt4);
+  if (format_of(c.p.code).has_table) return choose(c, kE2m1ByLimbs, kLut4);
   return c.p.group_size == c.p.K ? choose(c, kRowwise) : choose(c, kBlockwise);
 }
 
 Kernel plan_scaled(const Choice& c) {
-  if (c.p.code == Code::int4) return choose(c, kScaledInt4);
+  if (is_by_groups(c.p.code)) return choose(c, kScaledInt4);
   if (!is_rowwise(c.p)) return choose(c, kScaledBlockwise);
   return is_int8(c) ? choose(c, kInt8) : choose(c, kRowwise);
 }

@@ -32,7 +32,7 @@ Tensor int8_by_rows(const LinearProblem& p, Kernel kernel, const Operands& of) {
 OptionalTensor scaled_mm(const LinearProblem& p, const Operands& of) {
   if (p.experts > 0 || p.subtracts_zero_point) return std::nullopt;
   const Kernel kernel = plan_scaled(Choice(p));
-  if (p.code == Code::int4) return linear(p, kernel, of, Int4Weight(p, of.weight));
+  if (is_by_groups(p.code)) return linear(p, kernel, of, Int4Weight(p, of.weight));
   if (!is_rowwise(p)) return linear(p, kernel, of, BlockwiseWeight(p, of.weight));
   if (p.input == ScalarType::Char) return int8_by_rows(p, kernel, of);
   return linear(p, kernel, of, RowwiseWeight(p, of.weight.values, floats(of.weight.scale)));

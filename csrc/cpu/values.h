@@ -12,7 +12,12 @@ inline float as_float(Element type, const char* from) {
   return value;
 }
 
-inline int nibble_of(const uint8_t* packed, int64_t k) { return k % 2 == 0 ? packed[k / 2] & 15 : packed[k / 2] >> 4; }
+// Code k of a row; signed where the elements that hold codes are.
+inline int code_of(const Format& format, const uint8_t* row, int64_t k) {
+  const int count = format.codes_a_byte, bits = 8 / count;
+  const int code = row[k / count] >> (k % count * bits) & ((1 << bits) - 1);
+  return format.storage == ScalarType::Char ? (code ^ 1 << (bits - 1)) - (1 << (bits - 1)) : code;
+}
 
 inline void row_values(const Int4Weight& w, int64_t n, double* out) {
   const Element type = element(w.scale_dtype);
@@ -21,7 +26,7 @@ inline void row_values(const Int4Weight& w, int64_t n, double* out) {
     const int64_t at = (g * w.N + n) * size;
     const double scale = as_float(type, w.scale + at), zero_point = as_float(type, w.zero_point + at);
     for (int64_t k = g * w.group_size; k < (g + 1) * w.group_size; ++k)
-      out[k] = ((nibble_of(w.packed + n * (w.K / 2), k) ^ 8) - 8) * scale + zero_point;
+      out[k] = code_of(w.format, w.packed + n * w.row_bytes, k) * scale + zero_point;
   }
 }
 
@@ -36,7 +41,8 @@ inline void row_values(const BlockwiseWeight& w, int64_t n, double* out) {
   const char* const scales = w.scale + n / w.block_n * w.scale_row_bytes;
   const int64_t size = w.scale_row_bytes / w.groups;
   for (int64_t k = 0; k < w.K; ++k) {
-    const float code = w.is_lut4() ? w.table[nibble_of(reinterpret_cast<const uint8_t*>(codes), k)] : as_float(w.type, codes + k);
+    const float code = w.is_lut4() ? w.table[code_of(format_of(Code::lut4), reinterpret_cast<const uint8_t*>(codes), k)]
+                                   : as_float(w.type, codes + k);
     out[k] = static_cast<double>(code) * as_float(w.scale_element, scales + k / w.group_size * size) * w.global_scale;
   }
 }

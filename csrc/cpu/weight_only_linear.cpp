@@ -10,7 +10,7 @@ namespace {
 // Experts go one after the other, each through this operator again.
 OptionalTensor weight_only_linear(const LinearProblem& p, const Operands& of) {
   if (p.experts > 0) return std::nullopt;
-  if (p.code == Code::int4) return linear(p, plan_weight_only(Choice(p)), of, Int4Weight(p, of.weight));
+  if (is_by_groups(p.code)) return linear(p, plan_weight_only(Choice(p)), of, Int4Weight(p, of.weight));
   const BlockwiseWeight blocks(p, of.weight);
   const Kernel kernel = plan_weight_only(Choice(p, isa(), blocks.table));
   if (blocks.is_lut4() || p.group_size < p.K) return linear(p, kernel, of, blocks);

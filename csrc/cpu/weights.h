@@ -25,21 +25,25 @@ inline std::vector<float> floats(const Tensor& t) {
   return out;
 }
 
+// Codes in groups with zero points that are added.
 struct Int4Weight {
   static constexpr bool kInt4 = true, kBlockwise = false;
+  const Format& format;
   const uint8_t* packed;
   const char *scale, *zero_point;
   ScalarType scale_dtype;
-  int64_t N, K, group_size;
+  int64_t N, K, group_size, row_bytes;
 
   Int4Weight(const LinearProblem& p, const aoext::Weight& w)
-      : packed(static_cast<const uint8_t*>(w.values.const_data_ptr())),
+      : format(format_of(p.code)),
+        packed(static_cast<const uint8_t*>(w.values.const_data_ptr())),
         scale(static_cast<const char*>(w.scale.const_data_ptr())),
         zero_point(static_cast<const char*>(w.zero_point->const_data_ptr())),
         scale_dtype(p.scale),
         N(p.N),
         K(p.K),
-        group_size(p.group_size) {}
+        group_size(p.group_size),
+        row_bytes(p.K / format.codes_a_byte) {}
 
   // Scales lie [K/group_size, N]: a panel stages its columns, a cache line of them per group, as floats [K/group_size, kPanel].
   class Panel {

@@ -102,7 +102,7 @@ std::string kernel_instances() {
   return all;
 }
 
-const bool added = add_plans({gpu_names, plan, forceable_kernels});
+const bool added = add_plans({Key::CUDA, gpu_names, plan, forceable_kernels});
 
 }  // namespace
 

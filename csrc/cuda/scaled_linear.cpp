@@ -42,7 +42,9 @@ Tensor product(const Tensor& input, const Tensor& weight, const Tensor& scale, i
   const LinearProblem p =
       check_scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
   const Operands of{input, {weight, scale, pointer_to(zero_point)}, nullptr, pointer_to(bias), pointer_to(offsets)};
-  if (const OptionalTensor y = is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of)) return *y;
+  OptionalTensor y;
+  if (knows(Key::CUDA, p.code)) y = is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
+  if (y) return *y;
   return generic::scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
 }
 

@@ -30,7 +30,8 @@ std::string explain(const std::string& op, const std::vector<OptionalTensor>& te
   const LinearProblem problem = check_by_name(op, {tensors, numbers, dtype});
   const std::optional<Key> key = key_of(*tensors[0]);
   const Explain of_device = key ? explain_of(*key, op) : nullptr;
-  return of_device == nullptr ? "" : lines_of(of_device({op, tensors, problem}));
+  if (of_device == nullptr) return "";
+  return lines_of(knows(*key, problem.code) ? of_device({op, tensors, problem}) : generic_explanation());
 }
 
 std::string formats() {

@@ -21,7 +21,7 @@ std::string plan(const std::string& device, const std::string& op, const std::ve
   std::string names;
   for (const DevicePlans& plans : all_plans()) {
     for (const std::string& name : plans.devices()) {
-      if (name == device) return plans.text(device, {op, tensors, problem});
+      if (name == device) return knows(plans.key, problem.code) ? plans.text(device, {op, tensors, problem}) : "generic";
       names += (names.empty() ? "" : ", ") + name;
     }
   }

@@ -6,10 +6,12 @@
 
 #include "common/by_name.h"
 #include "common/forced.h"
+#include "generic/register.h"
 
 namespace aoext {
 
 struct DevicePlans {
+  Key key;
   std::vector<std::string> (*devices)();                             // by name, whether they are at hand or not
   std::string (*text)(const std::string& device, const Call& call);  // "kernel field=value …", and further lines
   std::vector<Forceable> (*kernels)();

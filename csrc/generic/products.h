@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/operands.h"
-#include "generic/generic.h"
+#include "generic/register.h"
 
 namespace aoext::generic {
 
@@ -28,6 +28,16 @@ Tensor by_expert(const char* op, const LinearProblem& p, const Operands& operand
 inline Integers weight_block(const LinearProblem& p) { return {p.block_n, p.group_size}; }
 inline Integers input_block(const LinearProblem& p) { return {1, p.input_group_size}; }
 
+// The device's product, where its folder knows the format.
+template <Product kProduct>
+OptionalTensor own_product(const LinearProblem& p, const Operands& operands) {
+  if (format_of(p.code).folders != kAllFolders) {
+    const std::optional<Key> key = key_of(operands.input);
+    if (!key || !knows(*key, p.code)) return std::nullopt;
+  }
+  return kProduct(p, operands);
+}
+
 template <Product kProduct>
 Tensor weight_only_linear_by(const Tensor& input, const Tensor& weight, const Tensor& scale, int64_t code,
                              const OptionalTensor& bias, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
@@ -39,7 +49,7 @@ Tensor weight_only_linear_by(const Tensor& input, const Tensor& weight, const Te
                           nullptr,
                           pointer_to(bias),
                           pointer_to(offsets)};
-  const OptionalTensor y = kProduct(p, operands);
+  const OptionalTensor y = own_product<kProduct>(p, operands);
   return y ? *y : weight_only_product(p, operands);
 }
 
@@ -65,7 +75,7 @@ Tensor scaled_mm_by(const Tensor& input, const Tensor& weight, const Tensor& inp
   const LinearProblem p =
       check_scaled_mm(input, weight, input_scale, scale, code, bias, input_block, block_size, zero_point, offsets, out_dtype);
   const Operands operands{input, {weight, scale, pointer_to(zero_point)}, &input_scale, pointer_to(bias), pointer_to(offsets)};
-  const OptionalTensor y = kProduct(p, operands);
+  const OptionalTensor y = own_product<kProduct>(p, operands);
   return y ? *y : scaled_product(p, operands);
 }
 
@@ -74,7 +84,7 @@ Tensor scaled_mm_rowwise_by(const Tensor& input, const Tensor& weight, const Ten
                             const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
   const LinearProblem p = check_scaled_mm_rowwise(input, weight, input_scale, weight_scale, bias, out_dtype);
   const Operands operands{input, {weight, weight_scale}, &input_scale, pointer_to(bias)};
-  const OptionalTensor y = kProduct(p, operands);
+  const OptionalTensor y = own_product<kProduct>(p, operands);
   return y ? *y : scaled_product(p, operands);
 }
 
@@ -88,7 +98,7 @@ Tensor scaled_linear_by(const Tensor& input, const Tensor& weight, const Tensor&
   const auto [values, input_scale] = kQuantize(p, input, p.quantized);
   p.input = p.quantized;
   const Operands operands{values, {weight, scale, pointer_to(zero_point)}, &input_scale, pointer_to(bias), pointer_to(offsets)};
-  const OptionalTensor y = kProduct(p, operands);
+  const OptionalTensor y = own_product<kProduct>(p, operands);
   return y ? *y : scaled_product(p, operands);
 }
 

@@ -10,6 +10,10 @@ namespace aoext {
 enum class Key { CPU, CUDA, XPU };           // the dispatch keys of the devices that have kernels of their own
 std::optional<Key> key_of(const Tensor& t);  // none for a tensor on another device
 
+// Whether a device's folder knows weights of this code.
+constexpr bool knows(Key key, Code code) { return (format_of(code).folders >> static_cast<int>(key) & 1) != 0; }
+static_assert(1 << static_cast<int>(Key::CUDA) == kCuda && 1 << static_cast<int>(Key::XPU) == kSycl);
+
 // The kernel of an operator for each key; the operator goes by its generic kernel, as in kernel_of<&generic::int8_mm>. The
 // library fills this in while it is loaded. A device that a build leaves out keeps the generic kernel.
 template <auto* kGeneric>

@@ -71,7 +71,7 @@ OptionalTensor no_kernel(const LinearProblem& /*p*/, const Operands& /*of*/) { r
 Tensor scaled_product(const LinearProblem& p, const Operands& of) {
   if (p.experts > 0) return by_expert("ao::scaled_mm", p, of);
   if (p.M == 0 || p.N == 0) return aten::empty(output_sizes(of.input, p.N), p.output, of.input);
-  if (format_of(p.code).scales == Format::Scales::groups) return by_groups(p, of);
+  if (is_by_groups(p.code)) return by_groups(p, of);
   return is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
 }
 

@@ -87,8 +87,7 @@ Tensor codes_of(const LinearProblem& p, const Weight& w, int64_t first, int64_t 
 }
 
 Tensor dequantized_rows(const LinearProblem& p, const Weight& w, int64_t first, int64_t count) {
-  return format_of(p.code).scales == Format::Scales::groups ? rows_by_groups(p, w, first, count)
-                                                            : rows_by_blocks(p, w, first, count);
+  return is_by_groups(p.code) ? rows_by_groups(p, w, first, count) : rows_by_blocks(p, w, first, count);
 }
 
 Tensor dequantized(const LinearProblem& p, const Weight& w) {

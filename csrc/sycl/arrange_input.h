@@ -9,7 +9,7 @@
 namespace aoext::xpu {
 
 // x [M, K] of 16-bit floats, contiguous, as the plan's kernel reads it: rearranged, rows padded to whole work-groups, or as it
-// is.
-Tensor arranged(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& x);
+// is. The rows of each expert, too, begin with a work-group's.
+Tensor arranged(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& x, const OptionalTensor& offsets);
 
 }  // namespace aoext::xpu

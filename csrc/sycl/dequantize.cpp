@@ -19,7 +19,8 @@ Source dequantize_source(const LinearProblem& p) {
 }
 
 bool dequantize_serves(sycl::queue& queue, const LinearProblem& p) {
-  return p.K <= std::numeric_limits<int>::max() / 2 && !p.subtracts_zero_point && serves(queue, dequantize_source(p));
+  return p.K <= std::numeric_limits<int>::max() / 2 && !p.subtracts_zero_point && knows(Key::XPU, p.code) &&
+         serves(queue, dequantize_source(p));
 }
 
 void dequantize_groups(sycl::queue& queue, const LinearProblem& p, const Weight& w, const Tensor& out) {

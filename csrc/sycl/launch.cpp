@@ -1,5 +1,6 @@
 #include "sycl/launch.h"
 
+#include <algorithm>
 #include <list>
 #include <unordered_map>
 
@@ -63,6 +64,12 @@ Target& target_of(const sycl::queue& queue) {
   for (Target& known : targets().all)
     if (known.is(queue)) return *(last = &known);
   return *(last = &targets().all.emplace_back(queue.get_context(), queue.get_device()));
+}
+
+bool is_built(const Module& module) {
+  const std::lock_guard lock(targets().mutex);
+  const auto has = [&](const Target& target) { return target.has(module); };
+  return std::any_of(targets().all.begin(), targets().all.end(), has);
 }
 
 void raise_sycl_error(const Module& module, const std::exception& error) {

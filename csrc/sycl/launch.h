@@ -30,6 +30,7 @@ class Target {
   bool is(const sycl::queue& queue) const { return context_ == queue.get_context() && device_ == queue.get_device(); }
   // Has the device compile the kernel's module on first use; threads that ask meanwhile wait.
   const sycl::kernel& kernel(const Module& module);
+  bool has(const Module& module) const { return kernels_[place(module)] != nullptr; }
 
   const Device device;
 
@@ -43,6 +44,7 @@ class Target {
 };
 
 Target& target_of(const sycl::queue& queue);
+bool is_built(const Module& module);  // for any device
 inline const Device& device_of(const sycl::queue& queue) { return target_of(queue).device; }
 
 [[noreturn]] void raise_sycl_error(const Module& module, const std::exception& error);

@@ -1,12 +1,12 @@
 #include "sycl/linear.h"
 
 #include "common/checks.h"
-#include "common/sizes.h"
 #include "sycl/arrange_input.h"
 #include "sycl/linear_any.h"
 #include "sycl/plan.h"
 #include "sycl/product.h"
 #include "sycl/queue.h"
+#include "sycl/tiles.h"
 
 namespace aoext::xpu {
 namespace {
@@ -14,15 +14,15 @@ namespace {
 // The work-items that compute y.
 sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p) {
   const size_t width = static_cast<size_t>(plan.sub_groups) * kLanes;
-  return {{static_cast<size_t>(ceil_div(p.M, plan.family.rows)), static_cast<size_t>(ceil_div(p.N, plan.columns)) * width},
+  return {{static_cast<size_t>(row_tiles(p, plan.family.rows)), static_cast<size_t>(ceil_div(p.N, plan.columns)) * width},
           {1, width}};
 }
 
 void tile(sycl::queue& queue, const LinearProblem& p, const Plan& plan, const Tensor& y, const Dense& o) {
-  const Tensor x = arranged(p, plan, queue, o.input);
+  const Tensor x = arranged(p, plan, queue, o.input, o.offsets);
   const auto run = [&](const auto&... arguments) {
     launch(queue, *plan.kernel, tile_range(plan, p), y.mutable_data_ptr(), x.const_data_ptr(), o.weight.const_data_ptr(),
-           arguments..., element(p.output), element(p.scale), element(p.bias));
+           ints_of(o.offsets), static_cast<int>(p.experts), arguments..., element(p.output), element(p.scale), element(p.bias));
   };
   const void *const scale = data_of(o.scale), *const zero_point = data_of(o.zero_point), *const bias = data_of(o.bias);
   const int K = static_cast<int>(p.K), group_size = static_cast<int>(p.group_size);
@@ -50,7 +50,7 @@ OptionalTensor linear(const LinearProblem& p, const Operands& operands) {
   const bool is_scaled = p.output != ScalarType::Int;
   const Dense o{aten::contiguous(operands.input), aten::contiguous(w.values), contiguous(is_scaled ? &w.scale : nullptr),
                 contiguous(w.zero_point),         contiguous(w.table),        contiguous(w.global_scale),
-                contiguous(operands.input_scale), contiguous(operands.bias)};
+                contiguous(operands.input_scale), contiguous(operands.bias),  optional(operands.offsets)};
   sycl::queue& queue = current_queue(o.input);
   const Plan plan = plan_linear(p, queue, alignment_of({&o.input, &o.weight}));
   if (plan.algorithm == Algorithm::generic) return std::nullopt;

@@ -14,7 +14,7 @@ sycl::nd_range<2> any_range(const LinearProblem& p) {
   // Sub-groups of a work-group read the same rows of x.
   const int64_t sub_groups = ceil_div(p.N, kColumns), in_a_work_group = std::min(sub_groups, kSubGroups);
   const auto width = static_cast<size_t>(in_a_work_group * kLanes);
-  return {{static_cast<size_t>(ceil_div(p.M, kRows)), static_cast<size_t>(ceil_div(sub_groups, in_a_work_group)) * width},
+  return {{static_cast<size_t>(row_tiles(p, kRows)), static_cast<size_t>(ceil_div(sub_groups, in_a_work_group)) * width},
           {1, width}};
 }
 
@@ -25,12 +25,13 @@ void linear_any(sycl::queue& queue, const LinearProblem& p, const Tensor& y, con
   const bool by_blocks = tiles_of(p).source == Source::blocks_tile;
   const int K = static_cast<int>(p.K), group_size = static_cast<int>(p.group_size);
   const auto run = [&](const Module& kernel, const auto&... arguments) {
-    launch(queue, kernel, any_range(p), y.mutable_data_ptr(), o.input.const_data_ptr(), o.weight.const_data_ptr(), arguments...,
-           element(p.input), element(p.code), element(p.output), element(p.scale), element(p.bias));
+    launch(queue, kernel, any_range(p), y.mutable_data_ptr(), o.input.const_data_ptr(), o.weight.const_data_ptr(),
+           ints_of(o.offsets), static_cast<int>(p.experts), arguments..., element(p.input), element(p.code), element(p.output),
+           element(p.scale), element(p.bias));
   };
   if (by_blocks) {
-    run(blocks, floats_of(o.table), data_of(o.scale), floats_of(o.global_scale), floats_of(o.input_scale), data_of(o.bias), p.M,
-        p.N, p.block_n, K, group_size, static_cast<int>(o.input_scale ? p.input_group_size : p.K));
+    run(blocks, floats_of(o.table), data_of(o.scale), data_of(o.zero_point), floats_of(o.global_scale), floats_of(o.input_scale),
+        data_of(o.bias), p.M, p.N, p.block_n, K, group_size, static_cast<int>(o.input_scale ? p.input_group_size : p.K));
   } else {
     run(rows, data_of(o.scale), data_of(o.zero_point), floats_of(o.input_scale), data_of(o.bias), p.M, p.N, K, group_size);
   }

@@ -2,8 +2,8 @@
 
 #include <map>
 #include <mutex>
-#include <optional>
 #include <tuple>
+#include <vector>
 
 #include "sycl/operands.h"
 #include "sycl/probes.h"
@@ -22,45 +22,62 @@ bool plan_any(Plan& plan, const LinearProblem& p, Asked& asked) {
   return true;
 }
 
-Plan choose(const LinearProblem& p, Asked& asked, int alignment) {
-  const bool matrix = asked.device.engine != Engine::lanes && p.input != ScalarType::Float;
-  Plan plan;
-  const auto try_tile = [&] {
-    return alignment % kTileAlignment == 0 &&
-           ((matrix && plan_tile(plan, p, asked, asked.device.engine)) || plan_tile(plan, p, asked, Engine::lanes));
-  };
-  const auto try_product = [&] { return alignment % onednn::kAlignment == 0 && plan_product(plan, p, asked); };
-  const int64_t tiles_first = matrix             ? kTilesFirst.matrix
-                              : asked.device.gpu ? kTilesFirst.lanes_of_gpu
-                                                 : kTilesFirst.lanes_of_cpu;
-  const bool found = p.M <= tiles_first ? try_tile() || try_product() : try_product() || try_tile();
-  if (!found) plan_any(plan, p, asked);
-  return plan;
+// A kernel, or several of one engine that differ by their tiles, that a product may get.
+struct Candidate {
+  Algorithm algorithm;
+  Engine engine = Engine::lanes;  // tile
+};
+
+// Best first.
+std::vector<Candidate> candidates(const LinearProblem& p, const Device& device) {
+  std::vector<Candidate> all;
+  if (p.experts == 0 && p.subtracts_zero_point) return {{Algorithm::generic}};
+  for (const Engine engine : {Engine::dpas, Engine::emulated, Engine::lanes}) all.push_back({Algorithm::tile, engine});
+  if (p.experts == 0 && has_product(p)) {  // of experts it would have the host wait for the offsets
+    const bool matrix = device.engine != Engine::lanes && p.input != ScalarType::Float;
+    const int64_t tiles_first = matrix ? kTilesFirst.matrix : device.gpu ? kTilesFirst.lanes_of_gpu : kTilesFirst.lanes_of_cpu;
+    all.insert(p.M <= tiles_first ? all.end() : all.begin(), {Algorithm::onednn});
+  }
+  all.push_back({Algorithm::any});
+  all.push_back({Algorithm::generic});
+  return all;
 }
 
-// Nothing where the forced kernel is none of those that such a product chooses among.
-std::optional<Plan> forced_plan(const Forced& f, const LinearProblem& p, Asked& asked, int alignment) {
-  Plan plan;
-  const auto taken = [&](bool takes) {
-    if (!takes) refuse_kernel(f, text(p), asked.device.name);
-    return plan;
-  };
-  if (f.kernel == "generic") return plan;
-  if (f.kernel == "linear_any") return taken(plan_any(plan, p, asked));
-  if (f.kernel == "oneDNN")
-    return has_product(p) ? std::optional(taken(alignment % onednn::kAlignment == 0 && plan_product(plan, p, asked)))
-                          : std::nullopt;
-  for (const Engine engine : {Engine::lanes, Engine::dpas, Engine::emulated})
-    if (image({tiles_of(p).source, engine, p.code, p.input}) == f.kernel)
-      return taken(alignment % kTileAlignment == 0 && plan_tile(plan, p, asked, engine, &f));
-  return std::nullopt;
+std::string name(const Candidate& candidate, const LinearProblem& p) {
+  switch (candidate.algorithm) {
+    case Algorithm::generic: return "generic";
+    case Algorithm::any: return "linear_any";
+    case Algorithm::onednn: return "oneDNN";
+    case Algorithm::tile: break;
+  }
+  return image({tiles_of(p).source, candidate.engine, p.code, p.input});
 }
 
+// Whether it serves; the plan is made then. f: what is forced of its fields.
+bool serves(const Candidate& candidate, Plan& plan, const LinearProblem& p, Asked& asked, int alignment, const Forced* f) {
+  switch (candidate.algorithm) {
+    case Algorithm::generic: return true;
+    case Algorithm::any: return plan_any(plan, p, asked);
+    case Algorithm::onednn: return alignment % onednn::kAlignment == 0 && plan_product(plan, p, asked);
+    case Algorithm::tile: break;
+  }
+  return alignment % kTileAlignment == 0 && plan_tile(plan, p, asked, candidate.engine, f);
+}
+
+// A forced kernel that is none of those that such a product chooses among leaves the choice as it is.
 Plan plan_now(const LinearProblem& p, Asked& asked, int alignment) {
-  if (p.subtracts_zero_point || p.experts > 0) return {};
-  if (const Forced* const f = forced())
-    if (const std::optional<Plan> plan = forced_plan(*f, p, asked, alignment)) return *plan;
-  return choose(p, asked, alignment);
+  Plan plan;
+  const std::vector<Candidate> all = candidates(p, asked.device);
+  if (const Forced* const f = forced()) {
+    for (const Candidate& candidate : all) {
+      if (name(candidate, p) != f->kernel) continue;
+      if (!serves(candidate, plan, p, asked, alignment, f)) refuse_kernel(*f, text(p), asked.device.name);
+      return plan;
+    }
+  }
+  for (const Candidate& candidate : all)
+    if (serves(candidate, plan, p, asked, alignment, nullptr)) break;
+  return plan;
 }
 
 }  // namespace

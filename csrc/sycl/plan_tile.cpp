@@ -1,5 +1,6 @@
 // Which tile kernel serves a product, by the limits of tiles.h.
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "common/formats.h"
@@ -18,6 +19,14 @@ bool fits(const LinearProblem& p, const Tiles& tiles, int group) {
          (group != tiles.long_group || !tiles.whole_blocks || p.K % kBlock == 0);
 }
 
+// Rows of x that one weight serves. Experts have the mean and two standard deviations of a random choice at most, so that nearly
+// each weight is read once.
+int64_t rows_of_a_weight(const LinearProblem& p) {
+  if (p.experts == 0) return p.M;
+  const double mean = static_cast<double>(p.M) / static_cast<double>(p.experts);
+  return std::min(p.M, static_cast<int64_t>(std::ceil(mean + 2 * std::sqrt(mean))));
+}
+
 int rows_for(int64_t M, Engine engine) {
   for (const int rows : kTileRows)
     if (rows >= M || (engine == Engine::lanes && rows == kLanesRows)) return rows;
@@ -32,7 +41,7 @@ bool is_arranged(const Family& tile, const Tiles& tiles) {
 
 Family chosen_tile(const LinearProblem& p, const Tiles& tiles, Engine engine) {
   const int group = fits(p, tiles, tiles.long_group) ? tiles.long_group : tiles.group;
-  return {tiles.source, engine, p.code, p.input, rows_for(p.M, engine), group};
+  return {tiles.source, engine, p.code, p.input, rows_for(rows_of_a_weight(p), engine), group};
 }
 
 Plan plan_of(const Family& tile, const LinearProblem& p, const Tiles& tiles, const Device& device) {
@@ -42,7 +51,7 @@ Plan plan_of(const Family& tile, const LinearProblem& p, const Tiles& tiles, con
   plan.kernel = module(tile);
   plan.columns = tile.rows >= kArrangedRows ? 2 * kLanes : kLanes;
   plan.arranged = is_arranged(tile, tiles);
-  plan.sub_groups = split(device, ceil_div(p.M, std::max(tile.rows, 1)) * ceil_div(p.N, plan.columns), p.K);
+  plan.sub_groups = split(device, row_tiles(p, std::max(tile.rows, 1)) * ceil_div(p.N, plan.columns), p.K);
   return plan;
 }
 
@@ -69,6 +78,7 @@ const Tiles& tiles_of(const LinearProblem& p) {
 
 bool plan_tile(Plan& plan, const LinearProblem& p, Asked& asked, Engine engine, const Forced* f) {
   const Tiles& tiles = tiles_of(p);
+  if (!runs(asked.device, engine) || p.subtracts_zero_point) return false;
   if (p.K % kStep != 0 || p.K > kMaxTileDepth || !fits(p, tiles, tiles.group) || p.N < tiles.fewest_columns ||
       p.N > tiles.most_columns)
     return false;

@@ -1,6 +1,7 @@
 // What XPUs tell of their plans (generic/plans.h).
 #include <stdexcept>
 
+#include "common/library.h"
 #include "generic/plans.h"
 #include "sycl/gpus.h"
 #include "sycl/plan.h"
@@ -42,7 +43,16 @@ std::vector<Forceable> forceable_kernels() {
   return all;
 }
 
-const bool added = add_plans({gpu_names, plan_text, forceable_kernels});
+std::string kernels() {
+  std::string lines;
+  for (const Module& module : modules()) lines += module.name() + (is_built(module) ? " built\n" : "\n");
+  return lines;
+}
+
+const bool added = add_plans({Key::XPU, gpu_names, plan_text, forceable_kernels});
 
 }  // namespace
+
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_xpu_kernels", AOEXT_BOX(&kernels)); }
+
 }  // namespace aoext::xpu

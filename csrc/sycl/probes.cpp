@@ -95,6 +95,11 @@ bool takes(sycl::queue& queue, const Family& family, const LinearProblem& p) {
   return plan_linear(p, queue, onednn::kAlignment).algorithm != Algorithm::generic;
 }
 
+LinearProblem with_experts(LinearProblem p, int64_t experts) {
+  p.experts = experts;
+  return p;
+}
+
 void add_products(std::vector<Trial>& trials, Draw& draw, sycl::queue& queue, const Family& family) {
   for (const Products& by : products()) {
     if (by.source != family.source || (by.codes & code_bit(family.code)) == 0) continue;
@@ -102,6 +107,8 @@ void add_products(std::vector<Trial>& trials, Draw& draw, sycl::queue& queue, co
       for (const int64_t M : by.rows) {
         const ScalarType scale = by.scale.value_or(family.input);
         const LinearProblem p = problem(family.code, family.input, scale, M, kN, kK, by.block_n, group);
+        const LinearProblem of_experts = with_experts(p, 2);
+        if (takes(queue, family, of_experts)) trials.push_back(product_trial(draw, of_experts));
         if (!takes(queue, family, p)) continue;
         trials.push_back(product_trial(draw, p));
         if (group == kK && family.input == ScalarType::Char) trials.push_back(int8_mm_trial(draw, M, kN, kK));
@@ -144,7 +151,10 @@ std::vector<Trial> trials_of(sycl::queue& queue, const Family& family) {
   std::vector<Trial> trials;
   switch (family.source) {
     case Source::linear_any:
-      for (const LinearProblem& p : any_problems()) trials.push_back(product_trial(draw, p));
+      for (const LinearProblem& p : any_problems()) {
+        trials.push_back(product_trial(draw, p));
+        trials.push_back(product_trial(draw, with_experts(p, 20)));
+      }
       trials.push_back(int8_mm_trial(draw, 5, 37, 150));
       break;
     case Source::dequantize_blocks:

@@ -1,6 +1,7 @@
 // What the tile kernels ask of a problem, as data. docs/glossary.md has the words.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -53,5 +54,13 @@ constexpr Tiles kTiles[] = {
 };
 
 const Tiles& tiles_of(const LinearProblem& p);
+
+// Tiles of rows in a launch. The host does not know how many rows each expert has: as many tiles as there may be, since those of
+// each, and the rows behind the last offset, begin with a tile.
+constexpr int64_t row_tiles(const LinearProblem& p, int rows) {
+  if (p.experts == 0) return ceil_div(p.M, rows);
+  const int64_t begun = std::min(p.M, p.experts + 1);
+  return begun + (p.M - begun) / rows;
+}
 
 }  // namespace aoext::xpu

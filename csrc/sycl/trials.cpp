@@ -13,6 +13,12 @@ Tensor empty_on(const torch::stable::Device& device, Sizes sizes, ScalarType dty
               std::nullopt);
 }
 
+// The sizes of what each expert has one of.
+std::vector<int64_t> for_experts(const LinearProblem& p, std::vector<int64_t> sizes) {
+  if (p.experts > 0) sizes.insert(sizes.begin(), p.experts);
+  return sizes;
+}
+
 // A weight with what belongs to it, as arguments of the operators.
 struct Drawn {
   Tensor values, scale;
@@ -23,11 +29,13 @@ struct Drawn {
 Drawn weight_of(Draw& draw, const LinearProblem& p) {
   const Format& format = format_of(p.code);
   Drawn w;
-  const Tensor bytes = draw.bytes({p.N, p.K / format.codes_a_byte});
-  w.values = format.codes_a_byte > 1 ? aten::view_as(bytes, format.storage) : draw.eight_bit({p.N, p.K}, format.storage);
+  const Tensor bytes = draw.bytes(for_experts(p, {p.N, p.K / format.codes_a_byte}));
+  w.values =
+      format.codes_a_byte > 1 ? aten::view_as(bytes, format.storage) : draw.eight_bit(for_experts(p, {p.N, p.K}), format.storage);
   const bool by_groups = format.scales == Format::Scales::groups;
-  const std::vector<int64_t> sizes = by_groups ? std::vector<int64_t>{p.K / p.group_size, p.N}
-                                               : std::vector<int64_t>{ceil_div(p.N, p.block_n), ceil_div(p.K, p.group_size)};
+  using Two = std::vector<int64_t>;
+  const Two sizes =
+      for_experts(p, by_groups ? Two{p.K / p.group_size, p.N} : Two{ceil_div(p.N, p.block_n), ceil_div(p.K, p.group_size)});
   w.scale = draw.positive(sizes, p.scale);
   if (!by_groups) w.block = Integers{p.block_n, p.group_size};
   if (format.zero == Format::Zero::added) w.zero_point = draw.normal(sizes, p.scale);
@@ -72,19 +80,26 @@ Tensor Draw::bytes(const std::vector<int64_t>& sizes) {
   return fill<int8_t>(sizes, ScalarType::Char, ScalarType::Char, [&] { return static_cast<int8_t>(values(generator_)); });
 }
 
+Tensor Draw::ends(int64_t experts, int64_t last) {
+  int64_t expert = 0;
+  return fill<int>({experts}, ScalarType::Int, ScalarType::Int,
+                   [&] { return static_cast<int>(++expert < experts ? (expert + 1) / 2 * 2 * last / (experts + 1) : last); });
+}
+
 Tensor Draw::eight_bit(const std::vector<int64_t>& sizes, ScalarType dtype) {
   return dtype == ScalarType::Char ? bytes(sizes) : normal(sizes, dtype);
 }
 
 Trial product_trial(Draw& draw, const LinearProblem& p) {
   const Drawn w = weight_of(draw, p);
-  const OptionalTensor bias = draw.normal({p.N}, p.bias), none;
+  const OptionalTensor bias = draw.normal(for_experts(p, {p.N}), p.bias);
+  const OptionalTensor offsets = p.experts > 0 ? OptionalTensor(draw.ends(p.experts, p.M - 1)) : std::nullopt;
   const auto code = static_cast<int64_t>(p.code);
   if (is_high_precision(p.input)) {
     const Tensor x = draw.normal({p.M, p.K}, p.input);
     return {"weight_only_linear" + described(p), [=] {
               return call("ao::weight_only_linear", "", x, w.values, w.scale, code, bias, w.block, w.zero_point, w.table,
-                          w.global_scale, none);
+                          w.global_scale, offsets);
             }};
   }
   const Tensor x = draw.eight_bit({p.M, p.K}, p.input);
@@ -92,7 +107,7 @@ Trial product_trial(Draw& draw, const LinearProblem& p) {
   const OptionalIntegers input_block = Integers{1, p.input_group_size};
   return {"scaled_mm" + described(p), [=] {
             return call("ao::scaled_mm", "", x, w.values, input_scale, w.scale, code, bias, input_block, w.block, w.zero_point,
-                        none, std::optional(p.output));
+                        offsets, std::optional(p.output));
           }};
 }
 

@@ -17,6 +17,7 @@ from aoext.reference import (
     QUANTIZE,
     Problem,
     operator_of,
+    routed,
 )
 from fuzz.draws import (
     DTYPES,
@@ -32,10 +33,10 @@ from fuzz.draws import (
     told_call,
 )
 
-KINDS = [*ALL_CALLS, *QUANTIZE]
+KINDS = [*ALL_CALLS, *QUANTIZE, "sort_by_expert"]
 FOLDED = ("weight_only_linear", "scaled_linear", "scaled_mm", "dequantize")
 # Operators whose result has the leading dimensions of the first argument.
-OF_NO_INPUT = ("dequantize", "convert_weight_to_int4pack")
+OF_NO_INPUT = ("dequantize", "convert_weight_to_int4pack", "sort_by_expert")
 
 
 def near_good_arguments(draw: Draw, kind: str) -> tuple[list[Any], dict[str, Any]]:
@@ -52,9 +53,11 @@ def near_good_arguments(draw: Draw, kind: str) -> tuple[list[Any], dict[str, Any
         draw.choice(EIGHT_BIT),
     )
     options: dict[str, Any] = {}
-    if kind in QUANTIZE:
+    if kind == "sort_by_expert":
+        arguments: list[Any] = [routed(problem.M, 2, problem.experts, draw.generator()), problem.experts]
+    elif kind in QUANTIZE:
         x = torch.randn(problem.M, K, generator=draw.generator()).to(problem.dtype)
-        arguments: list[Any] = [x, problem.eight_bit]
+        arguments = [x, problem.eight_bit]
         if kind == "quantize blocks":
             arguments.append([1, group_size])
     else:
@@ -77,6 +80,8 @@ def huge_arguments(draw: Draw, kind: str) -> tuple[list[Any], dict[str, Any]]:
     operator, inner = operator_of(kind), draw.choice([2, 4, 8])
     block = [draw.choice([1, 7, 128, 2**40]), draw.choice([1, 32, 128, K // 2, K, 2**60])]
     x, bias = sized([*leading, K], high), sized([0], floats)
+    if operator == "sort_by_expert":
+        return [sized(leading, torch.int64), draw.choice(INTEGERS)], {}
     if operator == "convert_weight_to_int4pack":
         return [sized([0, K // 2], torch.uint8), inner], {}
     if operator == "weight_int4pack_mm":

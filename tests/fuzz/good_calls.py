@@ -17,6 +17,8 @@ from aoext.reference import (
     TINYGEMM_CALLS,
     Problem,
     assert_close,
+    routed,
+    sorted_by_expert,
 )
 from fuzz.draws import LAYOUTS, Answer, Draw, formed, told_call
 
@@ -42,18 +44,36 @@ def draw_problem(draw: Draw) -> Problem:
     )
 
 
+def sort(draw: Draw) -> tuple[str, Callable[[], Answer]]:
+    experts = draw.choice([1, 2, 8, 129, 8192])
+    expert = routed(draw.choice(ROWS), draw.choice([1, 2, 8]), experts, draw.generator())
+    expert = formed(expert.to(draw.choice([torch.int32, torch.int64])), draw.choice(LAYOUTS))
+    kernel = aoext.ops.generic("sort_by_expert") if draw.chance(0.25) else torch.ops.ao.sort_by_expert
+
+    def attempt() -> Answer:
+        order, offsets = kernel(expert, experts)
+        assert (order.tolist(), offsets.tolist()) == sorted_by_expert(expert, experts)
+        return "ran"
+
+    return told_call("sort_by_expert", (expert, experts), {}), attempt
+
+
 def good_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
+    if draw.chance(0.02):
+        return sort(draw)
     kind = draw.choice(list(ALL_CALLS))
     problem = draw_problem(draw)
     call = ALL_CALLS[kind](problem, draw.generator())
     operator = call.operator
     # An input may lie anyhow. All else is contiguous, but may begin between two words of 16 bytes.
-    layouts = [draw.choice(LAYOUTS) if i == 0 else draw.choice(["dense", "offset"]) for i in range(9)]
+    layouts = [
+        draw.choice(LAYOUTS) if i == 0 else draw.choice(["dense", "offset"]) for i in range(len(call.args))
+    ]
     if kind not in INPUT_CALLS or kind in TINYGEMM_CALLS:
         layouts[0] = "dense"
     args = tuple(
         formed(arg, layout) if isinstance(arg, Tensor) else arg
-        for arg, layout in zip(call.args, layouts, strict=False)
+        for arg, layout in zip(call.args, layouts, strict=True)
     )
     call = dataclasses.replace(call, args=args)
     generic = draw.chance(0.25)

@@ -12,7 +12,7 @@ import torch
 
 from aoext import packing
 from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES
-from aoext.packing.int4 import WHOLE_ROW
+from aoext.packing.groups import WHOLE_ROW
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from fuzz.draws import DTYPES, SIZES, Answer, Draw, freed, is_changeable, told_call
 

@@ -29,8 +29,7 @@ void to_float(Element from, const void* source, float* out, int64_t n) {
     case Element::e5m2: return weights_to_float<Element::e5m2, uint8_t, e5m2_to_float>(source, out, n);
     case Element::int32: return row_to_float<int32_t, i32_to_float>(source, out, n);
     case Element::e8m0: return row_to_float<uint8_t, e8m0_to_float>(source, out, n);
-    case Element::int4:
-    case Element::lut4: return;  // two to a byte: dequantize_int4, dequantize_blockwise
+    default: return;  // several to a byte: dequantize_int4, dequantize_blockwise
   }
 }
 

@@ -26,12 +26,14 @@ struct BlockScales {
   int64_t rows[C];  // where those of the lane's columns begin
 
   template <class Output>
-  BlockScales(const void* data, Element type, const Output& out, int block_n, int K, int group_size)
-      : data(data), type(type), group_of(group_size) {
+  BlockScales(const void* scale, Element type, const Output& out, int64_t N, int block_n, int K, int group_size)
+      : type(type), group_of(group_size) {
     const int64_t groups = (static_cast<unsigned>(K) + group_size - 1u) / static_cast<unsigned>(group_size);
+    // Columns are less than 2^31, and a division of 64 bits is a long one.
+    const auto block = [&](int64_t column) { return static_cast<unsigned>(column) / static_cast<unsigned>(block_n); };
+    data = out.own(scale, (block(N - 1) + 1) * groups, type);
 #pragma unroll
-    for (int c = 0; c < C; ++c)  // columns are less than 2^31, and a division of 64 bits is a long one
-      rows[c] = static_cast<unsigned>(out.columns[c]) / static_cast<unsigned>(block_n) * groups;
+    for (int c = 0; c < C; ++c) rows[c] = block(out.columns[c]) * groups;
   }
 
   Scale scale(int64_t /*column*/, int c, int k) const { return {load_scale(data, rows[c] + group_of(k), type), 0}; }
@@ -46,10 +48,10 @@ struct RowScales {
   GroupOf<kStep> group_of;
 
   template <class Output>
-  RowScales(const float* data, const Output& out, int64_t M, int K, int group_size) : group_of(group_size) {
+  RowScales(const float* data, const Output& out, int K, int group_size) : group_of(group_size) {
     const int64_t groups = (static_cast<unsigned>(K) + group_size - 1u) / static_cast<unsigned>(group_size);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) rows[i] = data + sycl::min(out.first_row + i * kLanes + out.lane, M - 1) * groups;
+    for (int i = 0; i < kCount; ++i) rows[i] = data + sycl::min(out.first_row + i * kLanes + out.lane, out.end_row - 1) * groups;
   }
 };
 
@@ -87,19 +89,22 @@ struct Blocks {
 };
 
 template <int R, int B, int C, int kScaleK, int kTileK>
-inline void blocks_tile(void* y, const void* x, const void* weight, const float* table, const void* scale,
+inline void blocks_tile(void* y, const void* x, const void* weight, const Experts& experts, const float* table, const void* scale,
                         const float* global_scale, const float* input_scale, const void* bias, int64_t M, int64_t N, int block_n,
                         int K, int group_size, int input_group_size, Element output_type, Element scale_type, Element bias_type) {
   using Codes = CodesOf<kScaleK>;
   using Format = Blocks<Codes, R, B, C>;
-  const auto out = output_tile<R, B, C>(M, N);
-  const Format format{Codes(table), BlockScales<C, kUnit>(scale, scale_type, out, block_n, K, group_size),
-                      RowScales<R, B>(input_scale, out, M, K, input_group_size)};
+  const auto out = output_tile<R, B, C>(M, N, experts);
+  if (out.expert == kNobody) return store_zeros(out, N, y, output_type);
+  const Format format{Codes(table), BlockScales<C, kUnit>(scale, scale_type, out, N, block_n, K, group_size),
+                      RowScales<R, B>(input_scale, out, K, input_group_size)};
+  const void* const w = out.own(weight, N * K, AOEXT_WEIGHT);
+  const void* const own_bias = out.own(bias, N, bias_type);
   float factor = format.codes.factor();
   if (global_scale != nullptr) factor *= *global_scale;
-  group_tile<Format, R, B, C, kScaleK, kTileK>(format, x, weight, M, N, K, [&](int64_t m, int64_t n, float value) {
+  group_tile<Format, R, B, C, kScaleK, kTileK>(format, out, x, w, N, K, [&](int64_t m, int64_t n, float value) {
     value *= factor;
-    if (bias != nullptr) value += load_float(bias, n, bias_type);
+    if (own_bias != nullptr) value += load_float(own_bias, n, bias_type);
     store_float(y, m * N + n, output_type, value);
   });
 }
@@ -110,13 +115,14 @@ inline void blocks_tile(void* y, const void* x, const void* weight, const float*
 // One kernel: the rows of a work-group's tile, B matrix operations of R each; its columns, C times 16; of what all groups are
 // multiples; its k-tile, of which K is one (of kBlock, where it is longer than a k-step). table, global_scale, input_scale and
 // bias may be null.
-#define BLOCKS_TILE(kernel, rows, R, B, C, group, tile_k)                                                                       \
-  kernel(blocks_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const float* table, const void* scale,     \
-                                         const float* global_scale, const float* input_scale, const void* bias, int64_t M,      \
-                                         int64_t N, int block_n, int K, int group_size, int input_group_size,                   \
-                                         Element output_type, Element scale_type, Element bias_type) {                          \
-    aoext::xpu::blocks_tile<R, B, C, group, tile_k>(y, x, weight, table, scale, global_scale, input_scale, bias, M, N, block_n, \
-                                                    K, group_size, input_group_size, output_type, scale_type, bias_type);       \
+#define BLOCKS_TILE(kernel, rows, R, B, C, group, tile_k)                                                                      \
+  kernel(blocks_tile_m##rows##_g##group)(                                                                                      \
+      void* y, const void* x, const void* weight, const int* offsets, int experts, const float* table, const void* scale,      \
+      const float* global_scale, const float* input_scale, const void* bias, int64_t M, int64_t N, int block_n, int K,         \
+      int group_size, int input_group_size, Element output_type, Element scale_type, Element bias_type) {                      \
+    aoext::xpu::blocks_tile<R, B, C, group, tile_k>(y, x, weight, {offsets, experts}, table, scale, global_scale, input_scale, \
+                                                    bias, M, N, block_n, K, group_size, input_group_size, output_type,         \
+                                                    scale_type, bias_type);                                                    \
   }
 #define BLOCKS_TILES(group, tile_k, tile_k_of_many)                 \
   BLOCKS_TILE(AOEXT_KERNEL, 1, 1, 1, 1, group, tile_k)              \

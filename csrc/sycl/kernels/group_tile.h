@@ -48,7 +48,8 @@ struct FloatSums {
 
 // kScaleK: all groups are multiples of it. kTileK: the k-tile, which is unrolled; K is a multiple of it. One divides the other.
 template <class Format, int R, int B, int C, int kScaleK, int kTileK, class Store>
-inline void group_tile(const Format& format, const void* x, const void* weight, int64_t M, int64_t N, int K, const Store& store) {
+inline void group_tile(const Format& format, const OutputTile<R, B, C>& output, const void* x, const void* weight, int64_t N,
+                       int K, const Store& store) {
   using T = Tile<Format::kProduct, R>;
   constexpr int kSteps = kTileK / kStep, kOperations = Format::kOperations;
   constexpr int kScales = kScaleK < kTileK ? kTileK / kScaleK : 1, kOfAScale = kSteps * kOperations / kScales;
@@ -109,7 +110,7 @@ inline void group_tile(const Format& format, const void* x, const void* weight, 
       }
     }
   };
-  split_k<FloatSums<R>, R, B, C, kTileK>(M, N, K, accumulate, store);
+  split_k<FloatSums<R>, R, B, C, kTileK>(output, N, K, accumulate, store);
 }
 
 }  // namespace aoext::xpu

@@ -72,14 +72,20 @@ struct ScaledInt4 {
 };
 
 template <int R, int B, int C, int kScaleK, int kTileK>
-inline void int4_scaled_tile(void* y, const void* x, const void* weight, const float* row_scale, const void* scale,
-                             const void* zero_point, const void* bias, int64_t M, int64_t N, int K, int group_size,
-                             Element output_type, Element scale_type, Element bias_type) {
+inline void int4_scaled_tile(void* y, const void* x, const void* weight, const Experts& experts, const float* row_scale,
+                             const void* scale, const void* zero_point, const void* bias, int64_t M, int64_t N, int K,
+                             int group_size, Element output_type, Element scale_type, Element bias_type) {
   using Format = ScaledInt4<AOEXT_INPUT, R>;
-  const Format format{scale, zero_point, N, scale_type, GroupOf<kStep>(group_size)};
-  group_tile<Format, R, B, C, kScaleK, kTileK>(format, x, weight, M, N, K, [&](int64_t m, int64_t n, float value) {
+  const auto out = output_tile<R, B, C>(M, N, experts);
+  if (out.expert == kNobody) return store_zeros(out, N, y, output_type);
+  const GroupOf<kStep> group_of(group_size);
+  const int64_t scales = group_of(K) * N;
+  const Format format{out.own(scale, scales, scale_type), out.own(zero_point, scales, scale_type), N, scale_type, group_of};
+  const void* const w = out.own(weight, N * K, Element::int4);
+  const void* const own_bias = out.own(bias, N, bias_type);
+  group_tile<Format, R, B, C, kScaleK, kTileK>(format, out, x, w, N, K, [&](int64_t m, int64_t n, float value) {
     value *= row_scale[m] * Format::kFactor;
-    if (bias != nullptr) value += load_float(bias, n, bias_type);
+    if (own_bias != nullptr) value += load_float(own_bias, n, bias_type);
     store_float(y, m * N + n, output_type, value);
   });
 }
@@ -88,13 +94,13 @@ inline void int4_scaled_tile(void* y, const void* x, const void* weight, const f
 }  // namespace aoext::xpu
 
 // As in int4_tile.cpp.
-#define INT4_SCALED_TILE(kernel, rows, R, B, C, group, tile_k)                                                                   \
-  kernel(int4_scaled_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const float* row_scale,                \
-                                              const void* scale, const void* zero_point, const void* bias, int64_t M, int64_t N, \
-                                              int K, int group_size, Element output_type, Element scale_type,                    \
-                                              Element bias_type) {                                                               \
-    aoext::xpu::int4_scaled_tile<R, B, C, group, tile_k>(y, x, weight, row_scale, scale, zero_point, bias, M, N, K, group_size,  \
-                                                         output_type, scale_type, bias_type);                                    \
+#define INT4_SCALED_TILE(kernel, rows, R, B, C, group, tile_k)                                                                 \
+  kernel(int4_scaled_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const int* offsets, int experts,     \
+                                              const float* row_scale, const void* scale, const void* zero_point,               \
+                                              const void* bias, int64_t M, int64_t N, int K, int group_size,                   \
+                                              Element output_type, Element scale_type, Element bias_type) {                    \
+    aoext::xpu::int4_scaled_tile<R, B, C, group, tile_k>(y, x, weight, {offsets, experts}, row_scale, scale, zero_point, bias, \
+                                                         M, N, K, group_size, output_type, scale_type, bias_type);             \
   }
 
 INT4_SCALED_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128, 128)

@@ -39,7 +39,7 @@ struct Int4 {
   template <class Output>
   void input(const void* x, const Output& out, int K, int k, int t, int i, typename Tile<kType, R>::A (&a)[1][2]) const {
     if constexpr (R * B >= kArrangedRows) {
-      const uint16_t* const arranged = static_cast<const uint16_t*>(x) + out.first_row * K + k * R;
+      const uint16_t* const arranged = static_cast<const uint16_t*>(x) + out.arranged_row * K + k * R;
       load_arranged<R>(arranged + (i * K + t * kStep) * R, out.lane, a[0]);
     } else {
       const char* const own = static_cast<const char*>(x) + (out.first_row * K + k + out.lane % 8 * 4) * kBytes;
@@ -55,12 +55,19 @@ struct Int4 {
 };
 
 template <Element kType, int R, int B, int C, int kScaleK, int kTileK>
-inline void int4_tile(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const void* bias,
-                      int64_t M, int64_t N, int K, int group_size, Element output_type, Element scale_type, Element bias_type) {
+inline void int4_tile(void* y, const void* x, const void* weight, const Experts& experts, const void* scale,
+                      const void* zero_point, const void* bias, int64_t M, int64_t N, int K, int group_size, Element output_type,
+                      Element scale_type, Element bias_type) {
   using Format = Int4<kType, R, B>;
-  const Format format{scale, zero_point, N, scale_type, GroupOf<kStep>(group_size)};
-  group_tile<Format, R, B, C, kScaleK, kTileK>(format, x, weight, M, N, K, [&](int64_t m, int64_t n, float value) {
-    if (bias != nullptr) value += load_float(bias, n, bias_type);
+  const auto out = output_tile<R, B, C>(M, N, experts);
+  if (out.expert == kNobody) return store_zeros(out, N, y, output_type);
+  const GroupOf<kStep> group_of(group_size);
+  const int64_t scales = group_of(K) * N;
+  const Format format{out.own(scale, scales, scale_type), out.own(zero_point, scales, scale_type), N, scale_type, group_of};
+  const void* const w = out.own(weight, N * K, Element::int4);
+  const void* const own_bias = out.own(bias, N, bias_type);
+  group_tile<Format, R, B, C, kScaleK, kTileK>(format, out, x, w, N, K, [&](int64_t m, int64_t n, float value) {
+    if (own_bias != nullptr) value += load_float(own_bias, n, bias_type);
     store_float(y, m * N + n, output_type, value);
   });
 }
@@ -70,12 +77,12 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
 
 // One kernel: the rows of a work-group's tile, B matrix operations of R each; its columns, C times 16; the group sizes
 // that it serves, multiples of 128 or 32; the k-tile that it unpacks at a time, as long as the registers allow.
-#define INT4_TILE(kernel, rows, R, B, C, group, tile_k)                                                                       \
-  kernel(int4_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, \
-                                       const void* bias, int64_t M, int64_t N, int K, int group_size, Element output_type,    \
-                                       Element scale_type, Element bias_type) {                                               \
-    aoext::xpu::int4_tile<aoext::AOEXT_INPUT, R, B, C, group, tile_k>(y, x, weight, scale, zero_point, bias, M, N, K,         \
-                                                                      group_size, output_type, scale_type, bias_type);        \
+#define INT4_TILE(kernel, rows, R, B, C, group, tile_k)                                                                          \
+  kernel(int4_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const int* offsets, int experts,              \
+                                       const void* scale, const void* zero_point, const void* bias, int64_t M, int64_t N, int K, \
+                                       int group_size, Element output_type, Element scale_type, Element bias_type) {             \
+    aoext::xpu::int4_tile<aoext::AOEXT_INPUT, R, B, C, group, tile_k>(y, x, weight, {offsets, experts}, scale, zero_point, bias, \
+                                                                      M, N, K, group_size, output_type, scale_type, bias_type);  \
   }
 
 #ifdef AOEXT_MATRIX

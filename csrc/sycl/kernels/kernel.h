@@ -13,6 +13,12 @@ inline sycl::nd_item<2> this_item() { return sycl::ext::oneapi::this_work_item::
 
 inline sycl::sub_group this_sub_group() { return sycl::ext::oneapi::this_work_item::get_sub_group(); }
 
+// The value of one lane, the same for all: compilers turn a broadcast into less code than a select by lane.
+template <class T>
+inline T lane_value(T value, int lane) {
+  return sycl::group_broadcast(this_sub_group(), value, lane);
+}
+
 // Memory that the sub-groups of a work-group share: one array for all calls in a kernel with the same arguments. It is a
 // variable, because the compiler inside the SYCL runtime crashes where it splits kernels with a group_local_memory; a static one,
 // so that no module asks for SPV_KHR_linkonce_odr.

@@ -23,6 +23,19 @@ inline float fp16_to_float(uint16_t bits) { return static_cast<float>(sycl::bit_
 
 inline uint16_t float_to_fp16(float value) { return sycl::bit_cast<uint16_t>(static_cast<sycl::half>(value)); }
 
+// Of an element in memory.
+constexpr int bits_of(Element type) {
+  switch (type) {
+    case Element::fp32:
+    case Element::int32: return 32;
+    case Element::bf16:
+    case Element::fp16: return 16;
+    case Element::int4:
+    case Element::lut4: return 4;
+    default: return 8;
+  }
+}
+
 // Element `i` of an array of bf16, fp16 or fp32. The type is uniform, so the branch costs a scalar compare.
 inline float load_float(const void* data, int64_t i, Element type) {
   if (type == Element::fp32) return static_cast<const float*>(data)[i];

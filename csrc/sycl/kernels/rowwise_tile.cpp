@@ -47,8 +47,14 @@ constexpr int kTileKOfRows = kStep;
 
 // kTileK: the k-tile, which is unrolled.
 template <Element kX, Element kW, int R, int B, int C, int kTileK>
-inline void rowwise_tile(const void* x, const void* weight, const Scaling& scaling, int64_t M, int64_t N, int K) {
+inline void rowwise_tile(const void* x, const void* weight, const Experts& experts, Scaling scaling, int64_t M, int64_t N,
+                         int K) {
   using Format = EightBit<kX, kW>;
+  const auto tile = output_tile<R, B, C>(M, N, experts);
+  if (tile.expert == kNobody) return store_zeros(tile, N, scaling.y, scaling.output_type);
+  weight = tile.own(weight, N * K, kW);
+  scaling.column_scale = tile.own(scaling.column_scale, N, scaling.scale_type);
+  scaling.bias = tile.own(scaling.bias, N, scaling.bias_type);
   const auto accumulate = [&](auto& acc, const auto& out, int k) {
     const char* w[C];
 #pragma unroll
@@ -78,7 +84,7 @@ inline void rowwise_tile(const void* x, const void* weight, const Scaling& scali
       }
     }
   };
-  split_k<Tile<Format::kProduct, R>, R, B, C, kTileK>(M, N, K, accumulate, [&](int64_t m, int64_t n, auto sum) {
+  split_k<Tile<Format::kProduct, R>, R, B, C, kTileK>(tile, N, K, accumulate, [&](int64_t m, int64_t n, auto sum) {
     if constexpr (kX == Element::int8) {
       if (scaling.column_scale == nullptr) {
         static_cast<int*>(scaling.y)[m * N + n] = sum;
@@ -94,12 +100,12 @@ inline void rowwise_tile(const void* x, const void* weight, const Scaling& scali
 
 // One kernel: the rows of a work-group's tile, B matrix operations of R each; its columns, C times 16; its k-tile. An image
 // has the kernels for one type of w, AOEXT_WEIGHT, and one of x, AOEXT_INPUT.
-#define ROWWISE_TILE(kernel, rows, R, B, C, tile_k)                                                                    \
-  kernel(rowwise_tile_m##rows)(void* y, const void* x, const void* weight, const float* row_scale, const void* scale,  \
-                               const void* bias, int64_t M, int64_t N, int K, Element output_type, Element scale_type, \
-                               Element bias_type) {                                                                    \
-    aoext::xpu::rowwise_tile<aoext::AOEXT_INPUT, aoext::AOEXT_WEIGHT, R, B, C, aoext::xpu::tile_k>(                    \
-        x, weight, {y, row_scale, scale, bias, output_type, scale_type, bias_type}, M, N, K);                          \
+#define ROWWISE_TILE(kernel, rows, R, B, C, tile_k)                                                                      \
+  kernel(rowwise_tile_m##rows)(void* y, const void* x, const void* weight, const int* offsets, int experts,              \
+                               const float* row_scale, const void* scale, const void* bias, int64_t M, int64_t N, int K, \
+                               Element output_type, Element scale_type, Element bias_type) {                             \
+    aoext::xpu::rowwise_tile<aoext::AOEXT_INPUT, aoext::AOEXT_WEIGHT, R, B, C, aoext::xpu::tile_k>(                      \
+        x, weight, {offsets, experts}, {y, row_scale, scale, bias, output_type, scale_type, bias_type}, M, N, K);        \
   }
 
 ROWWISE_TILE(AOEXT_KERNEL, 1, 1, 1, 1, kBlock)

@@ -86,14 +86,15 @@ class Table4 {
   // arrange_input made of it.
   template <int R, int B, class Output>
   static void input(const void* x, const Output& out, int K, int k, int t, int i, Vector<short, R> (&a)[1][2]) {
-    const auto* const values = static_cast<const uint16_t*>(x) + out.first_row * K;
+    const auto* const values = static_cast<const uint16_t*>(x);
     if constexpr (kLong && R * B >= kArrangedRows) {
-      load_arranged<R>(values + k * R + (i * K + t * kStep) * R, out.lane, a[0]);
+      load_arranged<R>(values + out.arranged_row * K + k * R + (i * K + t * kStep) * R, out.lane, a[0]);
     } else if constexpr (kLong) {
-      const auto* const own = reinterpret_cast<const char*>(values + k + out.lane % 8 * 4);
+      const auto* const own = reinterpret_cast<const char*>(values + out.first_row * K + k + out.lane % 8 * 4);
       load_input<kType, R>(own + t * kStep * 2, out.rows[i], K * 2, out.lane, a[0]);
     } else {
-      const uint16_t* const own = values + k + t * kStep + ((out.lane & 8) | (out.lane >> 1 & 3) | (out.lane & 1) << 2);
+      const uint16_t* const own =
+          values + out.first_row * K + k + t * kStep + ((out.lane & 8) | (out.lane >> 1 & 3) | (out.lane & 1) << 2);
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         const uint16_t* const row = own + static_cast<unsigned>(out.rows[i][r]) * static_cast<unsigned>(K);

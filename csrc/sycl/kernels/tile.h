@@ -56,12 +56,6 @@ inline Vector<short, R> load_rows(const uint16_t* x, int lane) {
 #endif
 }
 
-// The value of one lane, the same for all: compilers turn a broadcast into less code than a select by lane.
-template <class T>
-inline T lane_value(T value, int lane) {
-  return sycl::group_broadcast(this_sub_group(), value, lane);
-}
-
 // What a lane holds of a row of a, as a float.
 template <Element kType, class T>
 inline float a_to_float(T a) {

@@ -35,7 +35,7 @@ class QuantizationConfig(ABC):
 
     @abstractmethod
     def quantize(self, weight: Tensor) -> QuantizedTensor:
-        """The quantised weight [N, K], on the same device. NaN or Inf in it raises ValueError."""
+        """The quantised weight [N, K] or [E, N, K], on its device. NaN or Inf in it raises ValueError."""
 
     def obstacle(self, weight: Tensor) -> str | None:
         """Why a weight of this kind, shape and dtype cannot be quantised so; None if it can."""
@@ -44,8 +44,8 @@ class QuantizationConfig(ABC):
         if is_traceable_wrapper_subclass(weight) or not is_dense(weight):
             kind = type(weight).__name__ if is_dense(weight) else describe(weight)
             return f"its weight must be a dense tensor, not {kind}"
-        if weight.dim() != 2:
-            return f"its weight must be [N, K], not {list(weight.shape)}"
+        if weight.dim() not in (2, 3):
+            return f"its weight must be [N, K], or [E, N, K] of experts, not {list(weight.shape)}"
         if weight.dtype not in FLOAT_DTYPES:
             return f"its weight must be {one_of(FLOAT_DTYPES)}, not {dtype_name(weight.dtype)}"
         if weight.numel() == 0:

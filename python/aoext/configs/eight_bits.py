@@ -39,7 +39,7 @@ class Int8DynamicActivationInt8WeightConfig(QuantizationConfig):
     def obstacle(self, weight: Tensor) -> str | None:
         if (general := super().obstacle(weight)) is not None:
             return general
-        return too_long(torch.int8, weight.shape[1])
+        return too_long(torch.int8, weight.shape[-1])
 
     def quantize(self, weight: Tensor) -> Int8Tensor:
         return Int8Tensor.from_hp(weight, dynamic_activation=True)

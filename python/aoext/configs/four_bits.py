@@ -19,7 +19,7 @@ class _Lut4Config(QuantizationConfig):
     def obstacle(self, weight: Tensor) -> str | None:
         if (general := super().obstacle(weight)) is not None:
             return general
-        return f"K = {weight.shape[1]} is odd" if weight.shape[1] % 2 else None
+        return f"K = {weight.shape[-1]} is odd" if weight.shape[-1] % 2 else None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext.configs.base import QuantizationConfig, check_bool, too_long
-from aoext.packing.int4 import WHOLE_ROW, check_group_size
+from aoext.packing.groups import WHOLE_ROW, check_group_size
 from aoext.tensors import Int4Tensor
 
 # The group_size that is chosen layer by layer, and the sizes in question.
@@ -37,7 +37,7 @@ class _Int4Config(QuantizationConfig):
     def obstacle(self, weight: Tensor) -> str | None:
         if (general := super().obstacle(weight)) is not None:
             return general
-        columns = weight.shape[1]
+        columns = weight.shape[-1]
         if columns % 2:
             return f"K = {columns} is odd"
         group_size = self._group_size(columns)
@@ -50,7 +50,7 @@ class _Int4Config(QuantizationConfig):
         return too_long(self.activation, columns)
 
     def quantize(self, weight: Tensor) -> Int4Tensor:
-        group_size = self._group_size(weight.shape[1])
+        group_size = self._group_size(weight.shape[-1])
         if group_size is None:
             raise ValueError(f"{type(self).__name__}: {self.obstacle(weight)}")
         return Int4Tensor.from_hp(

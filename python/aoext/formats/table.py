@@ -53,6 +53,19 @@ class Format:
         return self.code.name.lower()
 
     @property
+    def bits(self) -> int:
+        return 8 // self.codes_a_byte
+
+    @property
+    def lowest(self) -> int:
+        """The smallest integer that a code is; those of a signed dtype are signed."""
+        return -(1 << (self.bits - 1)) if self.storage.is_signed else 0
+
+    @property
+    def highest(self) -> int:
+        return self.lowest + (1 << self.bits) - 1
+
+    @property
     def scale_dtypes(self) -> tuple[torch.dtype, ...]:
         return FLOAT_DTYPES if self.scales == "groups" else BLOCK_SCALE_DTYPES
 

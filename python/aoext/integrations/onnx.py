@@ -10,16 +10,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aoext.formats.table import FORMATS, Code
+from aoext.formats.table import FORMATS, Code, Format
 from aoext.operators.calls import ao
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """What torch.onnx.export takes as custom_translation_table; opset 21 or later.
 
-    Weights stay quantised in the file: int8 and float8 as they are, 4 bits as packed, which the exporter's
-    optimiser (its default) unpacks to 8 bits. Activations of dynamic schemes are rounded as when they are
-    quantised, so that results differ by roundings alone.
+    Weights stay quantised in the file: int8 and float8 as they are, codes of fewer bits as packed, which the
+    exporter's optimiser (its default) unpacks to 8 bits. Activations of dynamic schemes are rounded as when
+    they are quantised, so that results differ by roundings alone.
 
     >>> torch.onnx.export(  # doctest: +SKIP
     ...     model, (x,), dynamo=True, opset_version=21, custom_translation_table=aoext.onnx.translations()
@@ -36,17 +36,32 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         float_scale = op.Cast(op.Reshape(scale, op.Constant(value_ints=[-1])), to=_FLOAT)
         return op.DequantizeLinear(weight, float_scale, axis=0)
 
-    def by_groups(weight: Any, scale: Any, zero_point: Any) -> Any:
-        rows, half = weight.shape
+    def codes(weight: Any, format: Format) -> Any:
+        """The codes of bytes [N, K / codes_a_byte] as int32 [N, K]."""
+
+        def constant(value: int) -> Any:
+            return op.Constant(value=_int32(value))
+
+        def modulo(values: Any, bits: int) -> Any:
+            return op.Mod(values, constant(1 << bits))
+
+        rows, stored = weight.shape
+        byte, last = modulo(op.Cast(weight, to=_INT32), 8), op.Constant(value_ints=[2])
+        parts = [
+            modulo(op.Div(byte, constant(1 << low)) if low else byte, format.bits)
+            for low in range(0, 8, format.bits)
+        ]
+        if format.lowest < 0:
+            half = constant(-format.lowest)
+            parts = [op.Sub(modulo(op.Add(part, half), format.bits), half) for part in parts]
+        together = op.Concat(*(op.Unsqueeze(part, last) for part in parts), axis=2)
+        return op.Reshape(together, op.Constant(value_ints=[rows, format.codes_a_byte * stored]))
+
+    def by_groups(weight: Any, scale: Any, zero_point: Any, format: Format) -> Any:
+        rows, columns = weight.shape[0], format.codes_a_byte * weight.shape[1]
         groups = scale.shape[0]
-        byte = op.Cast(weight, to=_INT32)
-        sixteen, eight = op.Constant(value=_int32(16)), op.Constant(value=_int32(8))
-        low = op.Sub(op.Mod(op.Add(byte, eight), sixteen), eight)
-        high = op.Div(op.Sub(byte, op.Mod(byte, sixteen)), sixteen)
-        last = op.Constant(value_ints=[2])
-        pairs = op.Concat(op.Unsqueeze(low, last), op.Unsqueeze(high, last), axis=2)
-        shape = op.Constant(value_ints=[rows * groups, 2 * half // groups])
-        values = op.Cast(op.Reshape(pairs, shape), to=_INT8)
+        shape = op.Constant(value_ints=[rows * groups, columns // groups])
+        values = op.Cast(op.Reshape(codes(weight, format), shape), to=_INT8)
         flat = op.Constant(value_ints=[-1])
         scales, zeros = (
             op.Cast(op.Reshape(op.Transpose(part, perm=[1, 0]), flat), to=_FLOAT)
@@ -55,7 +70,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         plain = op.Add(
             op.DequantizeLinear(values, scales, axis=0), op.Unsqueeze(zeros, op.Constant(value_ints=[1]))
         )
-        return op.Reshape(plain, op.Constant(value_ints=[rows, 2 * half]))
+        return op.Reshape(plain, op.Constant(value_ints=[rows, columns]))
 
     def number(value: float) -> Any:
         return op.Constant(value_float=value)
@@ -104,14 +119,12 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
             values = op.Sub(values, spread(zero_point, rows, columns, block_size))
         return op.Mul(values, spread(scale, rows, columns, block_size))
 
-    def by_table(weight: Any, table: Any, scale: Any, block_size: Sequence[int], whole: Any) -> Any:
-        rows, half = weight.shape
-        byte, last = op.Cast(weight, to=_INT32), op.Constant(value_ints=[2])
-        sixteen = op.Constant(value=_int32(16))
-        parts = op.Mod(byte, sixteen), op.Div(byte, sixteen)
-        pairs = op.Concat(*(op.Unsqueeze(part, last) for part in parts), axis=2)
-        codes = op.Reshape(pairs, op.Constant(value_ints=[rows, 2 * half]))
-        plain = op.Mul(op.Gather(table, codes), spread(scale, rows, 2 * half, block_size))
+    def by_table(
+        weight: Any, table: Any, scale: Any, block_size: Sequence[int], whole: Any, format: Format
+    ) -> Any:
+        rows, columns = weight.shape[0], format.codes_a_byte * weight.shape[1]
+        values = op.Gather(table, codes(weight, format))
+        plain = op.Mul(values, spread(scale, rows, columns, block_size))
         return plain if whole is None else op.Mul(plain, whole)
 
     def plain(
@@ -126,12 +139,12 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         """A weight [N, K] in float32."""
         format = FORMATS[Code(code)]
         if format.scales == "groups":
-            return by_groups(weight, scale, zero_point)
+            return by_groups(weight, scale, zero_point, format)
         if block_size is None and zero_point is None and not format.has_table and int(scale.dtype) in _FLOATS:
             return by_rows(weight, scale)
         block_size = block_size or [1, format.codes_a_byte * weight.shape[1]]
         if format.has_table:
-            return by_table(weight, table, scale, block_size, whole)
+            return by_table(weight, table, scale, block_size, whole, format)
         return by_blocks(weight, scale, block_size, zero_point)
 
     def weight_only(

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
 from aoext.models import shards
-from aoext.models.layers import CLASSES, as_rows, as_weight, has_transposed_weight, why_never_quantized
+from aoext.models.layers import (
+    CLASSES,
+    as_rows,
+    as_weight,
+    has_transposed_weight,
+    quantizable,
+    weight_name,
+    why_never_quantized,
+)
 from aoext.other_packages import is_within, offloaded_by_accelerate, peft_adapters, quantised_by
 from aoext.tensors import QuantizedTensor
 
-# The layers that own one weight, with their names; more than one where layers share it.
-Layer = Any  # of layers.CLASSES
-Owners = list[tuple[str, Layer]]
+
+class Owner(NamedTuple):
+    """A layer that has a weight: what the weight is called, the layer, and the parameter's name in it."""
+
+    name: str
+    layer: nn.Module
+    parameter: str
+
+    @property
+    def weight(self) -> Any:
+        """The weight; None where the layer has none, or computes it."""
+        return self.layer._parameters.get(self.parameter)
+
+
+# The layers that own one weight; more than one where layers share it.
+Owners = list[Owner]
 
 
 @dataclass
@@ -40,21 +61,20 @@ def choose(
     quantize_embeddings: bool,
 ) -> Choice:
     """The layers to quantise. ValueError for those that another package has quantised or offloaded."""
-    kinds = tuple(kind for kind in CLASSES if quantize_embeddings or kind is not nn.Embedding)
     users: dict[int, list[str]] = {}
-    named: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            users.setdefault(id(parameter), []).append(name)
-        if filter_fn(module, name) if filter_fn else isinstance(module, kinds):
-            named[name] = module
+    named: list[Owner] = []
+    for path, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            users.setdefault(id(parameter), []).append(weight_name(path, leaf))
+        named += _named(path, module, filter_fn, quantize_embeddings)
 
     choice = Choice()
     training = None if quantize_trainable else _Training.of(model)
     offloaded = offloaded_by_accelerate(model)
-    chosen: dict[str, Layer] = {}
-    for name, module in named.items():
-        weight = module._parameters.get("weight")
+    chosen: dict[str, Owner] = {}
+    for owner in named:
+        name, module, _ = owner
+        weight = owner.weight
         if (reason := why_never_quantized(module)) is not None:
             if weight is not None:  # containers and the like are passed over without a word
                 choice.skipped[name] = reason
@@ -64,39 +84,61 @@ def choose(
             continue
         if weight is not None:
             _refuse_foreign(name, weight, offloaded)
-        reason = _reason(name, module, config, training)
+        reason = _reason(owner, config, training)
         if reason is None and filter_fn is None:
             reason = refusal_of_own_forward(module, config)
         if reason is None:
-            chosen[name] = module
+            chosen[name] = owner
         else:
             choice.skipped[name] = reason
 
     groups: dict[int, Owners] = {}
-    for name, layer in chosen.items():
+    for name, owner in chosen.items():
+        lies = has_transposed_weight(owner.layer)
         strangers = [
             user
-            for user in users[id(layer.weight)]
-            if user not in chosen or has_transposed_weight(chosen[user]) != has_transposed_weight(layer)
+            for user in users[id(owner.weight)]
+            if user not in chosen or has_transposed_weight(chosen[user].layer) != lies
         ]
         if strangers:
             choice.skipped[name] = f"its weight is shared with {', '.join(strangers)}, not to be quantised"
         else:
-            groups.setdefault(id(layer.weight), []).append((name, layer))
+            groups.setdefault(id(owner.weight), []).append(owner)
     choice.groups = list(groups.values())
     return choice
 
 
-def _reason(name: str, layer: Layer, config: QuantizationConfig, training: _Training | None) -> str | None:
+def _named(
+    path: str,
+    module: nn.Module,
+    filter_fn: Callable[[nn.Module, str], bool] | None,
+    quantize_embeddings: bool,
+) -> Iterator[Owner]:
+    """The weights of a module that are meant, as filter_fn says by the module's name or their own."""
+    parameters = quantizable(module)
+    whole = bool(filter_fn(module, path)) if filter_fn else quantize_embeddings or not _is_embedding(module)
+    if filter_fn and whole and not parameters:
+        parameters = ("weight",)  # of which the choice says why it cannot be
+    for parameter in parameters:
+        name = weight_name(path, parameter)
+        if whole or (filter_fn is not None and name != path and filter_fn(module, name)):
+            yield Owner(name, module, parameter)
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding)
+
+
+def _reason(owner: Owner, config: QuantizationConfig, training: _Training | None) -> str | None:
     """Why a layer is left alone, for what its weight is; None if nothing speaks against it."""
-    weight = layer._parameters.get("weight")
+    weight = owner.weight
     if weight is None:
         return "its weight is computed from other parameters"
     if nn.parameter.is_lazy(weight):
         return "its weight is not initialised yet"
-    obstacle = shards.obstacle(config, layer, as_rows(layer, weight))
+    obstacle = shards.obstacle(config, owner.layer, as_rows(owner.layer, weight))
     if obstacle is None and training is not None:
-        return training.reason(name, weight)
+        return training.reason(owner.name, weight)
     return obstacle
 
 
@@ -140,7 +182,7 @@ class _Training:
 
 
 def _is_partly_frozen(model: nn.Module) -> bool:
-    """Whether the plain weight of a linear layer is frozen, or more than half of all plain parameters.
+    """Whether the plain weight of a linear layer or of experts is, or more than half of all plain parameters.
 
     Embeddings do not count, for many a fresh model has a frozen table of positions or of word vectors;
     quantised weights are always frozen.
@@ -154,7 +196,7 @@ def _is_partly_frozen(model: nn.Module) -> bool:
                 continue
             values += parameter.numel()
             if not parameter.requires_grad:
-                if isinstance(module, tuple(CLASSES)) and name == "weight":
+                if name in quantizable(module):
                     return True
                 frozen += parameter.numel()
     return 2 * frozen > values
@@ -169,12 +211,14 @@ def _is_plain(parameter: Tensor) -> bool:
     )
 
 
-def refusal_of_own_forward(layer: Layer, config: QuantizationConfig) -> str | None:
+def refusal_of_own_forward(layer: Any, config: QuantizationConfig) -> str | None:
     """Why a subclass with a forward of its own cannot have a quantised weight; None if it can.
 
     It is tried on the meta device, with a plain weight first: what that fails of has other reasons.
     """
     kind: Any = type(layer)
+    if not issubclass(kind, tuple(CLASSES)):  # experts, whose forward is known
+        return None
     known: list[Any] = [*CLASSES.keys(), *CLASSES.values()]
     if kind.forward in [layer_class.forward for layer_class in known]:
         return None

@@ -1,13 +1,17 @@
-"""Which layers can have a quantised weight, and the classes that they get with it."""
+"""Which layers can have quantised weights, and the classes that they get with them.
+
+A layer's weight has the layer's name; a weight of experts, of which a module has several, its parameter's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from aoext.formats.checks import is_dense
+from aoext.models.experts import are_transposed, expert_weights, run_by_aoext
 from aoext.other_packages import quantised_by
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.lookups import lookup
@@ -17,9 +21,8 @@ from aoext.tensors.views import seen_as
 
 
 def scheme_text(parameters: Mapping[str, Tensor | None]) -> str:
-    """What print(model) adds of a layer's weight, if that is quantised."""
-    weight = parameters.get("weight")
-    return f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
+    """What print(model) adds of a layer's quantised weights."""
+    return "".join(f", {name}={p!r}" for name, p in parameters.items() if isinstance(p, QuantizedTensor))
 
 
 class _WithScheme:
@@ -33,7 +36,7 @@ class _WithScheme:
         self.parameters = layer._parameters
 
     def __call__(self) -> str:
-        return self.text + scheme_text(self.parameters)
+        return (self.text + scheme_text(self.parameters)).removeprefix(", ")
 
 
 class HasQuantizedWeight(nn.Module):
@@ -109,49 +112,71 @@ CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 WITH_TRANSPOSED_WEIGHT: set[type[nn.Module]] = set()
 
 
+def quantizable(layer: nn.Module) -> tuple[str, ...]:
+    """The names of a layer's parameters that can be quantised; none of most modules."""
+    return ("weight",) if isinstance(layer, tuple(CLASSES)) else expert_weights(layer)
+
+
+def weight_name(path: str, parameter: str) -> str:
+    """What a layer's parameter is called where weights are named: the layer, if it is its weight."""
+    return path if parameter == "weight" else f"{path}.{parameter}".lstrip(".")
+
+
 def has_transposed_weight(layer: nn.Module) -> bool:
-    """Whether a layer keeps its weight as [K, N]."""
-    return isinstance(layer, tuple(WITH_TRANSPOSED_WEIGHT))
+    """Whether a layer keeps its weights as [K, N], or those of experts as [E, K, N]."""
+    return isinstance(layer, tuple(WITH_TRANSPOSED_WEIGHT)) or are_transposed(layer)
 
 
 def as_rows(layer: nn.Module, weight: Tensor) -> Tensor:
-    """A layer's plain weight as configs quantise it, [N, K]; what is no matrix stays as it is."""
-    return weight.t() if has_transposed_weight(layer) and is_dense(weight) and weight.dim() == 2 else weight
+    """A layer's plain weight as configs quantise it, [N, K] or [E, N, K]; what is neither stays as it is."""
+    turns = has_transposed_weight(layer) and is_dense(weight) and weight.dim() in (2, 3)
+    return weight.mT if turns else weight
 
 
 def as_weight(layer: nn.Module, quantized: QuantizedTensor) -> QuantizedTensor:
-    """A quantised weight [N, K] as a layer keeps it."""
+    """A quantised weight [N, K] or [E, N, K] as a layer keeps it."""
     return seen_as(quantized, has_transposed_weight(layer))
 
 
 def why_never_quantized(layer: nn.Module) -> str | None:
     """Why this layer can have no quantised weight, or None if it can."""
-    if not isinstance(layer, tuple(CLASSES)):
-        return f"only nn.Linear, nn.Embedding and Conv1D can be quantised, not {type(layer).__name__}"
+    if not quantizable(layer):
+        return (
+            "only nn.Linear, nn.Embedding, Conv1D and experts of transformers can be quantised, "
+            f"not {type(layer).__name__}"
+        )
     if getattr(layer, "max_norm", None) is not None:
         return "its max_norm changes its weight at every call"
     return None
 
 
-def set_weight(layer: nn.Module, weight: nn.Parameter) -> None:
-    """Give a layer of CLASSES a quantised weight, and its class; others of their kinds keep theirs."""
-    layer._parameters["weight"] = weight  # as Module._apply does, for a class's own __setattr__ may refuse it
+def set_weight(layer: nn.Module, weight: nn.Parameter, name: str = "weight") -> None:
+    """Give a layer a quantised weight, and its class of CLASSES; what has none there keeps its own."""
+    layer._parameters[name] = weight  # as Module._apply does, for a class's own __setattr__ may refuse it
     layer.__class__ = CLASSES.get(type(layer), type(layer))
+    run_by_aoext(layer)
     if not isinstance(layer, HasQuantizedWeight):
         layer.__dict__["extra_repr"] = _WithScheme(layer)
 
 
-def set_plain_weight(layer: nn.Module, weight: nn.Parameter) -> None:
+def set_plain_weight(layer: nn.Module, weight: nn.Parameter, name: str = "weight") -> None:
     """Undo set_weight: give a layer a plain weight, and the class that it had."""
-    layer._parameters["weight"] = weight
+    layer._parameters[name] = weight
     layer.__class__ = next((kind for kind, own in CLASSES.items() if type(layer) is own), type(layer))
     if isinstance(layer.__dict__.get("extra_repr"), _WithScheme):
         del layer.__dict__["extra_repr"]
 
 
 def give_classes(model: nn.Module) -> None:
-    """Give their class to all layers of a model that have got a quantised weight."""
+    """Give their class to all layers of a model that have got quantised weights."""
     for module in model.modules():
-        weight = module._parameters.get("weight")
-        if isinstance(module, tuple(CLASSES)) and isinstance(weight, QuantizedTensor):
-            set_weight(module, weight)
+        for name, weight in quantized_weights(module):
+            set_weight(module, weight, name)
+
+
+def quantized_weights(layer: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names and values of a layer's parameters that are quantised."""
+    for name in quantizable(layer):
+        weight = layer._parameters[name]
+        if isinstance(weight, QuantizedTensor):
+            yield name, weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from aoext.configs import QuantizationConfig
 from aoext.formats.checks import has_values
 from aoext.integrations import adopt
 from aoext.models import shards
-from aoext.models.choice import Owners, choose
+from aoext.models.choice import Owner, Owners, choose
 from aoext.models.layers import as_rows, as_weight, set_weight
 from aoext.models.summary import QuantizationSummary, QuantizedLayer, model_bytes, stored_bytes
 from aoext.packing.scales import is_surely_finite
@@ -35,11 +36,11 @@ def quantize_(
     quantize_trainable: bool = False,
     quantize_embeddings: bool = False,
 ) -> QuantizationSummary:
-    """Replace the weights of a model's linear layers by quantised ones, in place.
+    """Replace the weights of a model's linear layers and experts by quantised ones, in place.
 
-    filter_fn(module, fully qualified name) chooses the layers; all nn.Linear, and Conv1D of transformers,
-        if it is not given, but for subclasses whose own forward cannot take a quantised weight, or cannot
-        be tried.
+    filter_fn(module, fully qualified name) chooses the layers, and experts by their module's name or their
+        parameter's; all nn.Linear, and Conv1D and experts of transformers, if it is not given, but for
+        subclasses whose own forward cannot take a quantised weight, or cannot be tried.
     device: where to quantise and where the model ends up; weights move there one at a time. Without
         it every weight stays where it is.
     quantize_trainable: whether to quantise, and so to freeze, what is to be trained: adapters of PEFT,
@@ -48,9 +49,10 @@ def quantize_(
     quantize_embeddings: whether to quantise nn.Embedding too. A head that shares its weight with an
         embedding goes on sharing it: one quantised weight serves both. Else both keep the plain one.
 
-    Layers are replaced one by one, so that no more memory is needed than the model and one layer
-    take. Weights that several layers share stay shared. A layer that cannot be quantised is
-    skipped, and the summary tells why, as it tells what else stays as it is and is large. Each rank
+    Layers are replaced one by one, and experts quantised one by one, so that no more memory is needed than
+    the model and one layer take. Weights that several layers share stay shared. A layer that cannot be
+    quantised is skipped, and the summary tells why, as it tells what else stays as it is and is large; a
+    UserWarning tells of experts among that. Each rank
     quantises its own part of a weight that parallelize_module has sharded, and the summary counts that.
 
     ValueError, before anything changes, for a weight with NaN or Inf, for a layer that torchao or
@@ -79,15 +81,17 @@ def quantize_(
         model.to(device)
     adopt(model)
     summary.count(model)
+    for line in summary.plain_experts():
+        warnings.warn(f"quantize_: {line}", stacklevel=2)
     return summary
 
 
 def _check_values(groups: Sequence[Owners], config: QuantizationConfig) -> None:
     """Raise if a weight's values cannot be quantised, while all of them are as they were."""
-    for (name, layer), *_ in groups:
-        weight = shards.own_part(layer.weight)
+    for owner, *_ in groups:
+        weight = shards.own_part(owner.weight)
         if has_values(weight) and not is_surely_finite(weight):
-            _quantized(name, layer, weight, config, None)  # which tells
+            _quantized(owner, weight, config, None)  # which tells
 
 
 def _check_device(model: nn.Module, device: torch.device) -> None:
@@ -99,32 +103,31 @@ def _check_device(model: nn.Module, device: torch.device) -> None:
 
 
 def _quantized(
-    name: str,
-    layer: nn.Module,
+    owner: Owner,
     weight: Tensor,
     config: QuantizationConfig,
     device: torch.device | str | int | None,
 ) -> Tensor:
     try:
-        quantized = shards.quantize(config, as_rows(layer, weight), device)
-        return as_weight(layer, quantized) if isinstance(quantized, QuantizedTensor) else quantized
+        quantized = shards.quantize(config, as_rows(owner.layer, weight), device)
+        return as_weight(owner.layer, quantized) if isinstance(quantized, QuantizedTensor) else quantized
     except ValueError as error:
-        raise ValueError(f"quantize_: layer {name!r}: {error}") from error
+        raise ValueError(f"quantize_: layer {owner.name!r}: {error}") from error
 
 
 def _quantize_layer(
     owners: Owners, config: QuantizationConfig, device: torch.device | str | int | None
 ) -> QuantizedLayer:
     """Quantise the weight of `owners` on `device` and give it to all of them."""
-    (name, first), *others = owners
+    first, *others = owners
     weight = first.weight
-    quantized = _quantized(name, first, weight, config, device)
+    quantized = _quantized(first, weight, config, device)
     parameter = nn.Parameter(quantized, requires_grad=False)
-    for _, layer in owners:
-        set_weight(layer, parameter)
-    rows, columns = as_rows(first, shards.own_part(weight)).shape
-    tied = tuple(other for other, _ in others)
-    return QuantizedLayer(name, (rows, columns), stored_bytes(weight), stored_bytes(quantized), tied)
+    for owner in owners:
+        set_weight(owner.layer, parameter, owner.parameter)
+    shape = tuple(as_rows(first.layer, shards.own_part(weight)).shape)
+    tied = tuple(other.name for other in others)
+    return QuantizedLayer(first.name, shape, stored_bytes(weight), stored_bytes(quantized), tied)
 
 
 def _with_progress(items: Sequence[Item]) -> Iterable[Item]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
 from aoext.tensors import QuantizedTensor
-from aoext.tensors.fields import Field, K, N
+from aoext.tensors.fields import Field, K, as_stored
 from aoext.tensors.views import weight_dim
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def obstacle(config: QuantizationConfig, layer: nn.Module, weight: Tensor) -> st
             if weight.shape[placement.dim] % ranks:
                 return f"its weight {list(weight.shape)} has unlike parts on {ranks} ranks"
             sharded = True
-            along_k |= placement.dim == K
+            along_k |= placement.dim % weight.dim() - weight.dim() == K
     part = weight.to_local()
     if (reason := config.obstacle(part)) is not None:
         return f"{reason}, in the part {list(part.shape)} of this rank"
@@ -75,7 +75,7 @@ def obstacle(config: QuantizationConfig, layer: nn.Module, weight: Tensor) -> st
         return f"ranks have parts of a weight that needs one global scale: {first}"
     if form.any_blocks and any(
         size < whole and size % block
-        for size, whole, block in zip(part.shape, weight.shape, form.block_size, strict=True)
+        for size, whole, block in zip(part.shape[-2:], weight.shape[-2:], form.block_size, strict=True)
     ):
         return f"ranks have parts of blocks {form.block_size}: {first}"
     return None
@@ -105,7 +105,7 @@ def named_fields(name: str, weight: object) -> Iterator[tuple[str, DTensor]] | N
 
 def _distributed_fields(weight: DTensor) -> Iterator[tuple[str, DTensor]]:
     local = cast(QuantizedTensor, weight.to_local().detach())
-    shape = [weight.shape[weight_dim(local, dim)] for dim in (N, K)]
+    shape = as_stored(weight.shape, local.transposed)
     block_size = [1, shape[K]] if local.blocks_are_rows else local.block_size
     for name, tensor in local.named_fields():
         field = local.fields[name]
@@ -121,7 +121,7 @@ def _field_placement(local: QuantizedTensor, field: Field, placement: Placement)
     if isinstance(placement, Shard):
         dim = weight_dim(local, placement.dim)
         shared = dim == K and local.blocks_are_rows and field.per_block
-        for position, axis in enumerate(field.axes):
-            if axis.dim == dim and not shared:
-                return Shard(position)
+        at = field.position(dim)
+        if at is not None and not shared:
+            return Shard(at + len(field.axes) + (local.dim() - 2))
     return Replicate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
-from aoext.models.layers import CLASSES
+from aoext.models.layers import quantizable, weight_name
 from aoext.models.shards import own_part
 from aoext.tensors import QuantizedTensor
 
@@ -26,7 +27,7 @@ class QuantizedLayer:
     """One quantised weight."""
 
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]  # [N, K], or [E, N, K] of experts
     bytes_before: int
     bytes_after: int
     tied: tuple[str, ...] = ()  # other layers that share this weight
@@ -68,7 +69,7 @@ class QuantizationSummary:
     @property
     def bits_per_weight(self) -> float:
         """Stored bits for each element of the quantised weights; NaN if there are none."""
-        elements = sum(rows * columns for rows, columns in (layer.shape for layer in self.layers))
+        elements = sum(math.prod(layer.shape) for layer in self.layers)
         return 8 * self.bytes_after / elements if elements else float("nan")
 
     @property
@@ -80,6 +81,11 @@ class QuantizationSummary:
         """Enter what the model consists of after quantising."""
         self.model_bytes_after = model_bytes(model)
         self.plain, self.model_values = plain_parameters(model, self.skipped)
+
+    def plain_experts(self) -> Iterator[str]:
+        """Lines on weights of experts that stay plain and are large."""
+        experts = [p for p in self.plain if len(p.shape) == 3]
+        yield from (line.strip() for line in _large(experts, {}, self.model_values))
 
     def __str__(self) -> str:
         first = f"{self.config}: {_outcome(len(self.layers), self.skipped, self.plain, self.model_values)}"
@@ -106,7 +112,7 @@ def what_stays(
     refused: reasons by the names of those that were meant to be.
     tied: names of parameters that will be those of other names.
     """
-    sizes = {owner: stored_bytes(p) for name, owner, _, p in _parameters(model) if _is_weight(name)}
+    sizes = {weight_name(*_parted(name)): stored_bytes(p) for name, _, p in _parameters(model)}
     if refused:
         left = sum(sizes.get(name, 0) for name in refused)
         meant = left + sum(sizes.get(name, 0) for name in chosen)
@@ -135,10 +141,9 @@ def plain_parameters(
     """
     leaving = set(chosen)
 
-    def reason(name: str, owner: str, module: nn.Module, parameter: Tensor) -> str:
-        if _is_weight(name) and owner in skipped:
-            return skipped[owner]
-        return reason_to_stay(module, name, parameter, not_named)
+    def reason(name: str, module: nn.Module, parameter: Tensor) -> str:
+        stays = skipped.get(weight_name(*_parted(name)))
+        return reason_to_stay(module, name, parameter, not_named) if stays is None else stays
 
     found = [each for each in _parameters(model) if each[0] not in tied]
     plain = [
@@ -147,12 +152,12 @@ def plain_parameters(
             () if parameter.is_nested else tuple(parameter.shape),
             parameter.numel(),
             stored_bytes(parameter),
-            reason(name, owner, module, parameter),
+            reason(name, module, parameter),
         )
-        for name, owner, module, parameter in found
-        if not isinstance(parameter, QuantizedTensor) and not (_is_weight(name) and owner in leaving)
+        for name, module, parameter in found
+        if not isinstance(parameter, QuantizedTensor) and weight_name(*_parted(name)) not in leaving
     ]
-    return plain, sum(parameter.numel() for _, _, _, parameter in found)
+    return plain, sum(parameter.numel() for _, _, parameter in found)
 
 
 def _share(plain: list[PlainParameter], values: int) -> float:
@@ -171,7 +176,7 @@ def _large(plain: list[PlainParameter], skipped: Mapping[str, str], values: int)
     """Lines on parameters that stay plain and are large, those of a kind together, without skipped layers."""
     kinds: dict[tuple[str, str], list[PlainParameter]] = {}
     for parameter in plain:
-        is_skipped = skipped.get(parameter.name.rpartition(".")[0]) == parameter.reason
+        is_skipped = skipped.get(weight_name(*_parted(parameter.name))) == parameter.reason
         if len(parameter.shape) > 1 and not is_skipped:
             kinds.setdefault((_pattern(parameter.name), parameter.reason), []).append(parameter)
     for (names, reason), alike in kinds.items():
@@ -182,8 +187,10 @@ def _large(plain: list[PlainParameter], skipped: Mapping[str, str], values: int)
             yield f"  stays    {names} ({several}{list(alike[0].shape)}, {size}): {reason}"
 
 
-def _is_weight(name: str) -> bool:
-    return name.rpartition(".")[2] == "weight"
+def _parted(name: str) -> tuple[str, str]:
+    """A parameter's layer, and its name there."""
+    path, _, leaf = name.rpartition(".")
+    return path, leaf
 
 
 def reason_to_stay(module: nn.Module, name: str, parameter: Tensor, not_named: str) -> str:
@@ -191,7 +198,7 @@ def reason_to_stay(module: nn.Module, name: str, parameter: Tensor, not_named: s
     kind = type(module).__name__
     if isinstance(module, nn.Embedding):
         return "an embedding (quantize_embeddings=True)"
-    if isinstance(module, tuple(CLASSES)) and _is_weight(name):
+    if _parted(name)[1] in quantizable(module):
         return not_named
     if isinstance(module, nn.EmbeddingBag):
         return "an embedding bag"
@@ -204,15 +211,15 @@ def reason_to_stay(module: nn.Module, name: str, parameter: Tensor, not_named: s
     return f"a parameter of {kind}, which is no nn.Linear's weight"
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Tensor]]:
-    """(name, the module's name, the module, this rank's part) of all of floating point, each once."""
+def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """(name, the module, this rank's part) of all of floating point, each once."""
     seen: set[int] = set()
     for owner, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
             known = id(parameter) in seen
             seen.add(id(parameter))
             if not known and not nn.parameter.is_lazy(parameter) and parameter.is_floating_point():
-                yield (f"{owner}.{leaf}" if owner else leaf), owner, module, own_part(parameter)
+                yield (f"{owner}.{leaf}" if owner else leaf), module, own_part(parameter)
 
 
 def grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:

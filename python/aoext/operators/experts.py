@@ -41,7 +41,7 @@ class ByExpert(OneWeight):
         product = self.input_grad(input, weight.mT, offsets)
         if bias is None:
             return product
-        return product + pad(bias, (0, 0, 0, 1))[_expert_of_row(offsets, input.shape[0])]
+        return product + pad(bias, (0, 0, 0, 1))[expert_of_row(offsets, input.shape[0])]
 
     def input_grad(self, grad: Tensor, weight: Tensor, offsets: Tensor | None) -> Tensor:
         return ao._times_experts(grad, weight, offsets)
@@ -49,13 +49,18 @@ class ByExpert(OneWeight):
     def bias_grad(self, grad: Tensor, offsets: Tensor | None) -> Tensor:
         assert offsets is not None
         sums = grad.new_zeros((len(offsets) + 1, grad.shape[-1]), dtype=torch.float32)
-        return sums.index_add(0, _expert_of_row(offsets, grad.shape[0]), grad.float())[:-1]
+        return sums.index_add(0, expert_of_row(offsets, grad.shape[0]), grad.float())[:-1]
 
 
-def _expert_of_row(offsets: Tensor, rows: int) -> Tensor:
+def expert_of_row(offsets: Tensor, rows: int) -> Tensor:
     """The expert of each row, as many as there are experts behind the last offset."""
     at = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
     return torch.searchsorted(offsets, at, right=True)
+
+
+def times(rows: Tensor, weight: Tensor, offsets: Tensor | None) -> Tensor:
+    """rows [..., A] times a plain weight [A, B]; beside offsets, those of their experts, [E, A, B]."""
+    return rows @ weight if offsets is None else ao._times_experts(rows, weight, offsets)
 
 
 ONE_WEIGHT, BY_EXPERT = OneWeight(), ByExpert()

@@ -87,6 +87,11 @@ def _dequantized(*, weight: Tensor, scale: Tensor, code: int, dtype: torch.dtype
     return weight.new_empty((weight.shape[0], columns), dtype=dtype or own)
 
 
+def _sorted(*, expert: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    order = expert.new_empty((expert.numel(),), dtype=torch.int64)
+    return order, expert.new_empty((experts,), dtype=torch.int32)
+
+
 def _packed(*, weight: Tensor, inner_k_tiles: int) -> Tensor:
     shape = (weight.shape[0] // 8, weight.shape[1] // (8 * inner_k_tiles), 32, inner_k_tiles // 2)
     return weight.new_empty(shape, dtype=torch.int32)
@@ -101,6 +106,7 @@ _RESULTS: dict[str, Callable[..., Any]] = {
     "int8_mm": _exact_product,
     "quantize": _quantized,
     "dequantize": _dequantized,
+    "sort_by_expert": _sorted,
     "convert_weight_to_int4pack": _packed,
     "weight_int4pack_mm": _packed_product,
 }

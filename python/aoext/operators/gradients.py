@@ -22,7 +22,7 @@ from aoext.formats.table import Code
 from aoext.operators import batches
 from aoext.operators.batches import vmap_rule
 from aoext.operators.calls import ao, operators
-from aoext.operators.experts import BY_EXPERT, ONE_WEIGHT, OneWeight
+from aoext.operators.experts import BY_EXPERT, ONE_WEIGHT, OneWeight, times
 from aoext.packing.layouts import tinygemm_to_plain
 
 # The kernels live as long as this object.
@@ -42,39 +42,48 @@ def may_skip_autograd(input: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-def times_dequantized(input: Tensor, dequantized: Callable[..., Tensor], *parts: Tensor) -> Tensor:
-    """input [..., N] times the weight [N, K] that `dequantized(dtype, *parts)` gives.
+def times_dequantized(
+    input: Tensor, offsets: Tensor | None, dequantized: Callable[..., Tensor], *parts: Tensor
+) -> Tensor:
+    """input [..., N] times the weight [N, K], or beside offsets [E, N, K], of `dequantized(dtype, *parts)`.
 
     Derivatives keep the parts and not the weight, and make it anew.
     """
-    return _TimesDequantized.apply(input, False, dequantized, *parts)
+    return _TimesDequantized.apply(input, offsets, False, dequantized, *parts)
 
 
 class _TimesDequantized(torch.autograd.Function):
     @staticmethod
     def forward(
-        input: Tensor, transposed: bool, dequantized: Callable[..., Tensor], *parts: Tensor
+        input: Tensor,
+        offsets: Tensor | None,
+        transposed: bool,
+        dequantized: Callable[..., Tensor],
+        *parts: Tensor,
     ) -> Tensor:
         weight = dequantized(input.dtype, *parts)
-        return input @ (weight.mT if transposed else weight)
+        return times(input, weight.mT if transposed else weight, offsets)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.transposed, ctx.dequantized, *parts = inputs
-        ctx.save_for_backward(*parts)
-        ctx.save_for_forward(*parts)
+        _, offsets, ctx.transposed, ctx.dequantized, *parts = inputs
+        ctx.save_for_backward(offsets, *parts)
+        ctx.save_for_forward(offsets, *parts)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        parts = ctx.saved_tensors
-        input_grad = _TimesDequantized.apply(grad, not ctx.transposed, ctx.dequantized, *parts)
-        return (input_grad, None, None, *(None for _ in parts))
+        offsets, *parts = ctx.saved_tensors
+        input_grad = _TimesDequantized.apply(grad, offsets, not ctx.transposed, ctx.dequantized, *parts)
+        return (input_grad, None, None, None, *(None for _ in parts))
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        return _TimesDequantized.apply(tangent, ctx.transposed, ctx.dequantized, *ctx.saved_tensors)
+        offsets, *parts = ctx.saved_tensors
+        return _TimesDequantized.apply(tangent, offsets, ctx.transposed, ctx.dequantized, *parts)
 
-    vmap = staticmethod(vmap_rule(lambda *arguments: _TimesDequantized.apply(*arguments), ("input",)))
+    vmap = staticmethod(
+        vmap_rule(lambda *arguments: _TimesDequantized.apply(*arguments), ("input", "offsets"))
+    )
 
 
 def _register(operator: str, dequantized: Callable[..., Tensor]) -> None:

@@ -143,12 +143,14 @@ def lut4_quantize(
     scale_dtype: torch.dtype = torch.float32,
     scaling: Scaling = "rceil",
     two_scales: bool = False,
+    largest: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Codes of 4 bits into a table: w [N, K] to q uint8 [N, K/2], scales of blocks, and a global one or None.
 
     w, scale_dtype, scaling: as in blockwise_quantize; K even
     table: float32 [16]
     two_scales: float8_e4m3fn for blocks and a float32 for the weight
+    largest: where other weights have this float32 too, the largest_magnitude of all
     """
     who = "lut4_quantize"
     check_matrix(who, "w", w, FLOAT_DTYPES, "[N, K] with K even")
@@ -170,8 +172,7 @@ def lut4_quantize(
 
     global_scale = None
     if two_scales:
-        low, high = w.amin().float(), w.amax().float()
-        largest = torch.maximum(-low, high).reshape(1)
+        largest = largest_magnitude(w) if largest is None else largest
         require_finite(who, "w", largest)
         lift = torch.ones_like(largest).masked_fill_(largest < SMALLEST_LARGEST, LIFT)
         global_scale = (largest * lift / (E4M3_MAX * limit) / lift).clamp_(min=SMALLEST_SCALE)
@@ -182,6 +183,11 @@ def lut4_quantize(
     encode = _Ordered(table, scale_dtype not in FLOAT_DTYPES).codes
     scale = _quantize(who, w, block_size, rule, encode, codes)
     return (codes[:, 1::2] << 4).bitwise_or_(codes[:, ::2]), scale, global_scale
+
+
+def largest_magnitude(w: Tensor) -> Tensor:
+    """That of all values of a weight, float32 [1]. Copies nothing."""
+    return torch.maximum(-w.amin().float(), w.amax().float()).reshape(1)
 
 
 def _check(who: str, w: Tensor, scale_dtype: torch.dtype, scaling: str) -> None:

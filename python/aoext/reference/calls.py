@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from aoext.formats.dtypes import dtype_name
+from aoext.formats.table import FORMATS, Code
 
 from .subject import ALL, Problem, Subject
 from .subjects import SUBJECTS, tinygemm_mm
@@ -65,11 +66,20 @@ def call_of(subject: Subject, p: Problem, g: Generator) -> Call:
     return Call(subject.operator, args, kwargs, reference, terms, weight)
 
 
+def _codes(kind: str) -> list[Code]:
+    """The codes that a kind of calls names; int8's where it names none."""
+    named = [code for code in Code if code.name.lower() in kind.split()]
+    return named or [Code.INT4 if "i4" in kind or "int4" in kind else Code.INT8]
+
+
 def _of_kind(kind: str) -> MakeCall:
     """Makes calls in the format of the dtype that a problem names, or in the first that the kind has."""
     own = [subject for subject in SUBJECTS if subject.kind == kind]
+    codes_a_byte = max(FORMATS[code].codes_a_byte for code in _codes(kind))
 
     def make(p: Problem, g: Generator) -> Call:
+        if codes_a_byte > 2 and p.K % codes_a_byte:  # the nearest whose rows are whole bytes
+            p = dataclasses.replace(p, K=2 * p.K, group_size=2 * p.group_size)
         named = (subject for subject in own if dtype_name(p.eight_bit) in subject.format.split())
         return call_of(next(named, own[0]), p, g)
 
@@ -129,8 +139,8 @@ ACTIVATION_CALLS = [kind for kind in CALLS if kind.startswith(("bf16", "weight_o
 DEQUANTIZE_CALLS = [kind for kind in CALLS if kind.startswith("dequantize")]
 INPUT_CALLS = [kind for kind in CALLS if kind not in DEQUANTIZE_CALLS]
 INT4_CALLS = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "weight_only_linear int4", "dequantize int4"]
-# Kinds whose weights have two codes to a byte, so that K is even.
-FOUR_BIT_CALLS = [kind for kind in CALLS if "i4" in kind or "int4" in kind or "lut4" in kind]
+# Kinds whose weights have several codes to a byte, so that not every K will do.
+PACKED_CALLS = [kind for kind in CALLS if any(FORMATS[code].codes_a_byte > 1 for code in _codes(kind))]
 BLOCKWISE_CALLS = [kind for kind in CALLS if kind.endswith((" blocks", " zeros", " lut4"))]
 # Kinds with a bias, and those that can do without one.
 BIAS_CALLS = [kind for kind in INPUT_CALLS if kind not in ("bf16i4bf16_rowwise", "int8_mm")]

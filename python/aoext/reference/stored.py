@@ -54,13 +54,15 @@ class Stored:
 
     def random(self, p: Problem, g: Generator) -> Tensors:
         """The weight, its scales, and which there are of zero points, table and global scale."""
+        format = FORMATS[self.code]
         if self.by_groups:
-            return values.int4_weight(p.N, p.K, p.group_size, p.bias_dtype, g)
+            codes = values.random_bytes((p.N, p.K // format.codes_a_byte), format.storage, g)
+            return codes, *values.scales_of_groups(p.N, p.K // p.group_size, p.bias_dtype, g)
         block_n, block_k = self.block_of(p)
         blocks = -(-p.N // block_n), -(-p.K // block_k) if p.K else 0
         scale_dtype = self.scale or p.scale_dtype or torch.float32
-        if FORMATS[self.code].has_table:
-            codes = torch.randint(0, 256, (p.N, p.K // 2), generator=g, dtype=self.dtype, device=g.device)
+        if format.has_table:
+            codes = values.random_bytes((p.N, p.K // format.codes_a_byte), format.storage, g)
             table = torch.tensor(self.table, device=g.device) if self.table else randn(g, 16)
             scales = values.block_scales(*blocks, scale_dtype, 1.0, g)
             return codes, scales, table, *([rand(g, 1) + 0.5] * self.has_global_scale)
@@ -73,14 +75,21 @@ class Stored:
             return codes, scales
         return codes, scales, torch.randint(-128, 128, blocks, generator=g, dtype=self.dtype, device=g.device)
 
+    def codes(self, packed: Tensor) -> Tensor:
+        """The codes of bytes: int64 [n, K]."""
+        format = FORMATS[self.code]
+        if format.storage is torch.int8:
+            return values.unpack_int4(packed)
+        return values.unpack_unsigned(packed, format.codes_a_byte)
+
     def rows(self, p: Problem, stored: Tensors, index: Index) -> Tensor:
         """Rows of the weight in float64."""
         codes, scale, *others = stored
         if self.by_groups:
-            return values.int4_float64(codes[index], scale[:, index], others[0][:, index])
+            return values.groups_float64(self.codes(codes[index]), scale[:, index], others[0][:, index])
         block = self.block_of(p)
         if FORMATS[self.code].has_table:
-            looked_up = values.lut4_float64(codes[index], others[0])
+            looked_up = others[0].double()[self.codes(codes[index])]
             rows = values.blockwise_float64(looked_up, scale, block, index)
             return rows * others[1].double() if self.has_global_scale else rows
         dense = codes[index].double()
@@ -97,6 +106,12 @@ class Stored:
         """How many tensors `random` gives."""
         zero = self.by_groups or self.has_zero_point
         return 2 + zero + FORMATS[self.code].has_table + self.has_global_scale
+
+    @property
+    def shared(self) -> range:
+        """Which of them all experts have in common: the table, and what scales all."""
+        table = FORMATS[self.code].has_table
+        return range(self.tensors - table - self.has_global_scale, self.tensors)
 
     def operands(self, p: Problem, w: Tensors) -> tuple[Any, ...]:
         """What dequantize takes; weight_only_linear has a bias behind the code."""
@@ -126,15 +141,19 @@ def by_rows(dtype: torch.dtype, scale: torch.dtype | None = None) -> Stored:
 
 
 INT4 = Stored("int4", Code.INT4)
+GROUPS = [INT4]
+FLOAT8_128 = Stored("float8 128x128", Code.E4M3, (128, 128), FP32)
+MXFP8 = Stored("mxfp8", Code.E4M3, (1, 32), E8M0, typical=False)
 EIGHT_BIT_BLOCKWISE = [
     *(Stored(f"{dtype_name(dtype)} blocks", code_of(dtype), typical=False) for dtype in EIGHT_BIT),
-    Stored("float8 128x128", Code.E4M3, (128, 128), FP32),
-    Stored("mxfp8", Code.E4M3, (1, 32), E8M0, typical=False),
+    FLOAT8_128,
+    MXFP8,
 ]
 WITH_ZERO_POINTS = Stored("int8 zeros", Code.INT8, has_zero_point=True, typical=False)
+NVFP4 = Stored("nvfp4", Code.LUT4, (1, 16), E4M3, E2M1, has_global_scale=True)
 LUT4_BLOCKWISE = [
     Stored("lut4", Code.LUT4, has_global_scale=True, typical=False),
     Stored("mxfp4", Code.LUT4, (1, 32), E8M0, E2M1),
-    Stored("nvfp4", Code.LUT4, (1, 16), E4M3, E2M1, has_global_scale=True),
+    NVFP4,
     Stored("nf4", Code.LUT4, (1, 64), FP32, NF4),
 ]

@@ -39,7 +39,8 @@ class Problem:
     leading: tuple[int, ...] | None = None  # instead of (M,)
     bias: bool = True  # whether operators that take one or none get one
     block_n: int = 1  # rows of a weight that share a scale, where a format does not say
-    experts: int = 4  # of a grouped product
+    experts: int = 4  # of a grouped product, and
+    offsets: tuple[int, ...] | None = None  # where the rows of each end; by chance if None
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -12,7 +12,18 @@ from aoext.formats.dtypes import dtype_name
 from aoext.packing.layouts import GROUP_SIZES
 
 from . import values
-from .stored import EIGHT_BIT_BLOCKWISE, INT4, LUT4_BLOCKWISE, WITH_ZERO_POINTS, Stored, by_rows
+from .stored import (
+    EIGHT_BIT_BLOCKWISE,
+    FLOAT8_128,
+    GROUPS,
+    INT4,
+    LUT4_BLOCKWISE,
+    MXFP8,
+    NVFP4,
+    WITH_ZERO_POINTS,
+    Stored,
+    by_rows,
+)
 from .subject import (
     ALL,
     Index,
@@ -57,47 +68,50 @@ def weight_only_linear(w: Stored, kind: str) -> Subject:
     )
 
 
-def experts(w: Stored, kind: str) -> Subject:
-    """weight_only_linear with a weight for each expert."""
+def experts(dense: Subject, w: Stored) -> Subject:
+    """A product with a weight in this format for each expert."""
 
     def random(p: Problem, g: Generator) -> Tensors:
-        every = [w.random(p, g) for _ in range(p.experts)]
-        bias = (randn(g, p.experts, p.N, dtype=p.bias_dtype),) if p.bias else ()
-        weight = (torch.stack(parts) for parts in zip(*every, strict=True))
-        return *weight, *bias, values.expert_offsets(p.M, p.experts, g)
+        every = zip(*(dense.rotated(p, g) for _ in range(p.experts)), strict=True)
+        parts = (part[0] if i in w.shared else torch.stack(part) for i, part in enumerate(every))
+        ends = values.expert_offsets(p.M, p.experts, g) if p.offsets is None else torch.tensor(p.offsets)
+        return *parts, ends.to(torch.int32)
 
-    def dense(p: Problem, t: Tensors, rows: Index) -> Tensor:
-        return torch.stack([w.rows(p, each, rows) for each in zip(*t[: w.tensors], strict=True)])
+    def of_expert(t: Tensors, expert: int) -> Tensors:
+        return tuple(part if i in w.shared else part[expert] for i, part in enumerate(t[:-1]))
+
+    def weights(p: Problem, t: Tensors, rows: Index) -> Tensor:
+        return torch.stack([w.rows(p, of_expert(t, e)[: w.tensors], rows) for e in range(len(t[0]))])
 
     def call(kernel: Callable[..., Any], p: Problem, x: Tensors, t: Tensors) -> Any:
-        *bias, offsets = t[w.tensors :]
-        return kernel(x[0], *_with_bias(w.operands(p, t), bias), offsets)
+        return dense.call(lambda *args, **kwargs: kernel(*args, t[-1], **kwargs), p, x, t[:-1])
 
     def expected(
         p: Problem, x: Tensors, t: Tensors, rows: Index, columns: Index
     ) -> tuple[Tensor, Tensor | None]:
-        weight, begin = dense(p, t, ALL), 0
         result = torch.zeros(p.M, p.N, dtype=torch.float64, device=x[0].device)
-        terms = result.clone()
+        terms, begin = result.clone(), 0
         for expert, end in enumerate(t[-1].tolist()):
-            own, bias = slice(begin, end), t[w.tensors][expert] if p.bias else None
-            result[own], terms[own] = values.product(stored_values(x, own), weight[expert], bias)
-            begin = end
+            own = slice(begin, end)
+            products, magnitudes = dense.expected(
+                p, tuple(part[own] for part in x), of_expert(t, expert), ALL, ALL
+            )
+            result[own], terms[own], begin = products, magnitudes, end
         return result[rows][:, columns], terms[rows][:, columns]
 
     return Subject(
-        "weight_only_linear",
-        f"{w.name} experts",
-        float_input,
+        dense.operator,
+        f"{dense.format} experts",
+        dense.inputs,
         random,
         call,
         expected,
         ("T", "N"),
-        grouped=w.grouped,
-        adds_bias=_has_bias,
-        weight=Weight(random, dense),
+        grouped=dense.grouped,
+        adds_bias=dense.adds_bias,
+        weight=Weight(random, weights),
         typical=False,
-        kind=kind,
+        kind=f"{dense.kind} experts",
     )
 
 
@@ -111,7 +125,7 @@ def _block_argument(w: Stored, p: Problem) -> list[int] | None:
 
 
 def _under(w: Stored, dtype: torch.dtype) -> str:
-    return f"int4 by {dtype_name(dtype)}" if w.by_groups else w.name
+    return f"{w.name} by {dtype_name(dtype)}" if w.by_groups else w.name
 
 
 def scaled_mm(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
@@ -179,7 +193,7 @@ def dequantize(w: Stored, kind: str) -> Subject:
         Weight(w.random, w.rows),
         lambda kernel, p, x, t: kernel(*w.operands(p, t), dtype=p.dtype),
         grouped=w.grouped,
-        typical=(w.by_rows and w.typical) or w.name in ("int4", "float8 128x128", "mxfp4"),
+        typical=(w.by_rows and w.typical) or w.name in (INT4.name, "float8 128x128", "mxfp4"),
         kind=kind,
     )
 
@@ -310,14 +324,14 @@ def _all() -> list[Subject]:
         ),
         _int8_mm(),
         *map(_scaled_mm_rowwise, EIGHT_BIT),
-        weight_only_linear(INT4, "weight_only_linear int4"),
+        *(weight_only_linear(w, f"weight_only_linear {w.name}") for w in GROUPS),
     ]
     names = {dtype: "int8" if dtype is INT8 else "float8" for dtype in EIGHT_BIT}
     for dtype in EIGHT_BIT:
         found.append(weight_only_linear(by_rows(dtype), f"weight_only_linear {names[dtype]}"))
     for make in (scaled_mm, scaled_linear):
         found += [make(by_rows(dtype, torch.float32), f"{make.__name__} rows", dtype) for dtype in EIGHT_BIT]
-        found += [make(INT4, f"{make.__name__} int4", dtype) for dtype in (INT8, E4M3)]
+        found += [make(w, f"{make.__name__} {w.name}", dtype) for w in GROUPS for dtype in (INT8, E4M3)]
         found += [make(w, f"{make.__name__} blocks", w.dtype) for w in EIGHT_BIT_BLOCKWISE]
     found += [quantize(by_rows(dtype), "quantize rows") for dtype in EIGHT_BIT]
     found += [quantize(w, "quantize blocks") for w in EIGHT_BIT_BLOCKWISE]
@@ -326,8 +340,23 @@ def _all() -> list[Subject]:
     ]
     found.append(weight_only_linear(WITH_ZERO_POINTS, "weight_only_linear int8 zeros"))
     found += [weight_only_linear(w, "weight_only_linear lut4") for w in LUT4_BLOCKWISE]
-    found += [experts(w, f"weight_only_linear {w.name} experts") for w in (INT4, by_rows(INT8))]
-    found += [dequantize(INT4, "dequantize int4")]
+    for w, kind in (
+        *((w, w.name) for w in GROUPS),
+        (by_rows(INT8), "int8"),
+        (FLOAT8_128, "float8 blocks"),
+        (WITH_ZERO_POINTS, "int8 zeros"),
+        (NVFP4, "lut4"),
+    ):
+        found.append(experts(weight_only_linear(w, f"weight_only_linear {kind}"), w))
+    for w, kind, dtype in (
+        (by_rows(E4M3, torch.float32), "rows", E4M3),
+        (INT4, "int4", INT8),
+        (MXFP8, "blocks", E4M3),
+    ):
+        found.append(experts(scaled_mm(w, f"scaled_mm {kind}", dtype), w))
+    rows = by_rows(INT8, torch.float32)
+    found.append(experts(scaled_linear(rows, "scaled_linear rows", INT8), rows))
+    found += [dequantize(w, f"dequantize {w.name}") for w in GROUPS]
     found += [dequantize(by_rows(dtype), "dequantize rows") for dtype in EIGHT_BIT]
     found += [dequantize(w, "dequantize blocks") for w in EIGHT_BIT_BLOCKWISE]
     found += [dequantize(WITH_ZERO_POINTS, "dequantize int8 zeros")]

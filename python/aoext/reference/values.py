@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Generator, Tensor
 
@@ -31,19 +33,40 @@ def unpack_int4(packed: Tensor) -> Tensor:
     return torch.where(nibbles > 7, nibbles - 16, nibbles)
 
 
+def unpack_unsigned(packed: Tensor, codes_a_byte: int) -> Tensor:
+    """int64 [N, K] from bytes, the lowest k in the lowest bits."""
+    base = 2 ** (8 // codes_a_byte)
+    places = base ** torch.arange(codes_a_byte, device=packed.device)
+    return (packed.long().unsqueeze(-1) // places % base).flatten(-2)
+
+
 def int4_float64(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    group_size = 2 * weight.shape[1] // scale.shape[0]
+    return groups_float64(unpack_int4(weight), scale, zero_point)
+
+
+def groups_float64(codes: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """What codes [N, K] stand for with scales and zero points [K/group_size, N]."""
+    group_size = codes.shape[1] // scale.shape[0]
     per_k = [t.double().t().repeat_interleave(group_size, 1) for t in (scale, zero_point)]
-    return unpack_int4(weight).double() * per_k[0] + per_k[1]
+    return codes.double() * per_k[0] + per_k[1]
 
 
 def int4_weight(
     N: int, K: int, group_size: int, dtype: torch.dtype, g: Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight, scale and zero point, the latter two of this dtype."""
-    weight = torch.randint(-128, 128, (N, K // 2), generator=g, dtype=torch.int8, device=g.device)
-    groups = K // group_size
-    return weight, scales_of_both_signs(groups, N, g).to(dtype), randn(g, groups, N, dtype=dtype)
+    weight = random_bytes((N, K // 2), torch.int8, g)
+    return weight, *scales_of_groups(N, K // group_size, dtype, g)
+
+
+def random_bytes(shape: tuple[int, ...], dtype: torch.dtype, g: Generator) -> Tensor:
+    """uint8 or int8 that hold codes of fewer bits."""
+    return torch.randint(0, 256, shape, generator=g, dtype=torch.uint8, device=g.device).view(dtype)
+
+
+def scales_of_groups(N: int, groups: int, dtype: torch.dtype, g: Generator) -> tuple[Tensor, Tensor]:
+    """Scales and zero points [groups, N]."""
+    return scales_of_both_signs(groups, N, g).to(dtype), randn(g, groups, N, dtype=dtype)
 
 
 def scales_of_both_signs(groups: int, N: int, g: Generator) -> Tensor:
@@ -56,6 +79,20 @@ def expert_offsets(rows: int, experts: int, g: Generator) -> Tensor:
     """int32: where the rows of each expert end. Some may have none, and rows may be left behind the last."""
     ends = torch.randint(0, rows + 1, (experts,), generator=g, device=g.device)
     return ends.sort().values.to(torch.int32)
+
+
+def routed(tokens: int, k: int, experts: int, g: Generator) -> Tensor:
+    """int64 [tokens, k]: an expert for each pair, some outside 0 … experts − 1."""
+    return torch.randint(-1, experts + 2, (tokens, k), generator=g, device=g.device)
+
+
+def sorted_by_expert(expert: Tensor, experts: int) -> tuple[list[int], list[int]]:
+    """The order of the flattened pairs, and for each expert where its pairs end."""
+    ids = expert.flatten().tolist()
+    own = [[i for i, e in enumerate(ids) if e == one] for one in range(experts)]
+    others = [i for i, e in enumerate(ids) if not 0 <= e < experts]
+    ends = itertools.accumulate(map(len, own))
+    return [*itertools.chain(*own), *others], list(ends)
 
 
 def rowwise_values(rows: tuple[int, ...], K: int, dtype: torch.dtype, g: Generator) -> tuple[Tensor, Tensor]:

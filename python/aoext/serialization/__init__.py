@@ -27,7 +27,6 @@ from aoext.serialization.checkpoint import DEFAULT_INDEX, files_in, write_file
 from aoext.serialization.container import forms_in, metadata_of, names_in, tensor_in, tensors_in
 from aoext.serialization.contents import (
     FORMAT_VERSION,
-    TENSOR_TYPES,
     WEIGHTS_KEY,
     assembled,
     described_attributes,
@@ -37,6 +36,7 @@ from aoext.serialization.contents import (
 )
 from aoext.serialization.loading import load_model
 from aoext.serialization.saving import save_model
+from aoext.tensors import TENSOR_TYPES
 
 __all__ = [
     "DEFAULT_INDEX",

@@ -15,14 +15,7 @@ from torch import Tensor
 
 from aoext.formats.dtypes import FLOAT8_DTYPES, dtype_name
 from aoext.serialization.container import Source, TensorFile, metadata_of, table_of
-from aoext.tensors import (
-    BlockwiseTensor,
-    Float8Tensor,
-    Int4Tensor,
-    Int8Tensor,
-    Lut4Tensor,
-    QuantizedTensor,
-)
+from aoext.tensors import TENSOR_TYPES, QuantizedTensor
 from aoext.tensors.fields import ACTIVATION_DTYPES, K
 from aoext.tensors.views import seen_as
 
@@ -31,10 +24,6 @@ READABLE_VERSIONS = ("1", FORMAT_VERSION)
 VERSION_KEY, WEIGHTS_KEY, TIED_KEY = "aoext_format_version", "aoext_weights", "aoext_tied"
 NOT_PERSISTENT_KEY = "aoext_not_persistent"
 
-TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
-    tensor_type.__name__: tensor_type
-    for tensor_type in (Int4Tensor, Int8Tensor, Float8Tensor, BlockwiseTensor, Lut4Tensor)
-}
 DTYPES = {dtype_name(dtype): dtype for dtype in ACTIVATION_DTYPES}
 INPUT_DTYPES = {dtype_name(dtype): dtype for dtype in (torch.int8, *FLOAT8_DTYPES)}
 

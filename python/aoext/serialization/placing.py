@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from aoext.formats.checks import describe, is_memory_gone
 from aoext.formats.dtypes import FLOAT_DTYPES
-from aoext.models.layers import set_weight, why_never_quantized
+from aoext.models.layers import quantizable, set_weight, why_never_quantized
 from aoext.tensors import QuantizedTensor
 
 # New tensors of the model, by what they are made of and what they become, so that ties stay ties.
@@ -49,8 +49,8 @@ class Slot:
         if isinstance(current, QuantizedTensor) and not isinstance(form, QuantizedTensor):
             return f"{name} is quantised in the model, but not in the file"
         if isinstance(form, QuantizedTensor):
-            weight = self.leaf == "weight"
-            reason = why_never_quantized(self.module) if weight else "only weights can be quantised"
+            known = self.leaf in ("weight", *quantizable(self.module))
+            reason = why_never_quantized(self.module) if known else "only weights can be quantised"
             if reason is not None:
                 return f"{name} is quantised in the file, but {reason}"
         if self.is_replaced:
@@ -81,7 +81,7 @@ class Slot:
         if getattr(self.module, self.leaf) is not new:
             raise RuntimeError(f"load_model: {type(self.module).__name__} does not take a new {self.leaf}")
         if isinstance(new, QuantizedTensor):
-            set_weight(self.module, cast(nn.Parameter, new))
+            set_weight(self.module, cast(nn.Parameter, new), self.leaf)
 
     def copy(self, tensor: Tensor) -> None:
         """Fill the model's own tensor; in inference mode if it was made there, else out of it."""

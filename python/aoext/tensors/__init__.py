@@ -1,19 +1,21 @@
 """Quantised weights as tensor subclasses; they stand in for the weight of an nn.Linear.
 
 fields.py, base.py: the table of fields that a format declares, and what follows from it
-products.py, lookups.py, views.py, copies.py, plain.py, encoder_layer.py, flat.py, distributed.py: the
-operations of PyTorch that quantised weights know
+products.py, grouped.py, lookups.py, views.py, experts.py, copies.py, plain.py, encoder_layer.py, flat.py,
+distributed.py: the operations of PyTorch that quantised weights know
 recording.py: what torch.export sees of them
 memory.py, parameters.py, pickles.py, fully_shard.py: what modules, files and other libraries ask of them
-computing.py: what the operators make of them
-int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
+computing.py, each_expert.py: what the operators make of them, and of those of experts one by one
+groups.py, int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
 """
 
 import torch.distributed
 
 from aoext.tensors import copies as copies  # these register operations
 from aoext.tensors import encoder_layer as encoder_layer
+from aoext.tensors import experts as experts
 from aoext.tensors import fully_shard as fully_shard
+from aoext.tensors import grouped as grouped
 from aoext.tensors import lookups as lookups
 from aoext.tensors import memory as memory
 from aoext.tensors import parameters as parameters
@@ -31,4 +33,17 @@ from aoext.tensors.lut4 import Lut4Tensor
 if torch.distributed.is_available():
     from aoext.tensors import distributed as distributed
 
-__all__ = ["BlockwiseTensor", "Float8Tensor", "Int4Tensor", "Int8Tensor", "Lut4Tensor", "QuantizedTensor"]
+# By the names that files have.
+TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
+    kind.__name__: kind for kind in (Int4Tensor, Int8Tensor, Float8Tensor, BlockwiseTensor, Lut4Tensor)
+}
+
+__all__ = [
+    "TENSOR_TYPES",
+    "BlockwiseTensor",
+    "Float8Tensor",
+    "Int4Tensor",
+    "Int8Tensor",
+    "Lut4Tensor",
+    "QuantizedTensor",
+]

@@ -1,10 +1,10 @@
 """What all quantised weights share.
 
-A QuantizedTensor stands for a weight [N, K] and keeps it as a few plain tensors, its fields, which
-a subclass declares in a table (fields.py). From the table follow the checks of the constructor and
-the protocol of torch.compile (here), views (views.py), copies (copies.py), torch.save (pickles.py) and
-collectives (fully_shard.py, distributed.py). A subclass names its codes (formats/table.py), from which the
-operators' arguments follow, and quantises.
+A QuantizedTensor stands for a weight [N, K], or for those of experts [E, N, K], and keeps it as a few plain
+tensors, its fields, which a subclass declares in a table (fields.py). From the table follow the checks of the
+constructor and the protocol of torch.compile (here), views (views.py), copies (copies.py), torch.save
+(pickles.py) and collectives (fully_shard.py, distributed.py). A subclass names its codes (formats/table.py),
+from which the operators' arguments follow, and quantises.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from aoext.formats.checks import describe
 from aoext.formats.dtypes import dtype_name
 from aoext.formats.table import FORMATS, Code
-from aoext.operators.gradients import times_dequantized
 from aoext.tensors import computing
-from aoext.tensors.fields import Field, check_fields
+from aoext.tensors.each_expert import by_expert
+from aoext.tensors.fields import Field, as_stored, check_fields
 from aoext.tensors.outer import QuantizedTensorType, counted_versions, is_plain, make_outer, mode_of_views
 from aoext.tensors.recording import check_torchscript, exports, recorded
 
@@ -38,8 +38,8 @@ _DERIVED = ("activation_dtype", "code", "input_dtype")
 class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     """Base of the quantised weights.
 
-    Outwardly a tensor [N, K] in `dtype`, the dtype of the activations that it is made for. It takes
-    no gradient itself; gradients flow to activations and biases, and optimizers and averages that walk
+    Outwardly a tensor [N, K] or [E, N, K] in `dtype`, the dtype of the activations that it is made for. It
+    takes no gradient itself; gradients flow to activations and biases, and optimizers and averages that walk
     over all parameters of a model pass over it. Operations of PyTorch that nobody has implemented for it
     (see `implements`) raise NotImplementedError.
     """
@@ -70,7 +70,7 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     input_block: list[int] | None = None
     # The value of a Code.
     code: int
-    # Whether this is the view [K, N] that t() gives; its fields are those of the weight [N, K].
+    # Whether this is the view [K, N] that t() or mT gives; its fields are those of the weight [N, K].
     transposed: bool
     # The dtype of activations that the operators take as they are, this tensor's; None of float64, which
     # goes to them as float32. Unlike `dtype` it costs no call of __torch_function__.
@@ -98,21 +98,15 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     _dequantize = computing.dequantized
     _rows = computing.dequantized_rows
     _linear = computing.linear
-
-    def _linear_backward(self, grad: Tensor) -> Tensor:
-        """grad [..., N] times the weight [N, K]: the gradient of _linear's input."""
-        if exports():  # the graph has no weights but those that are nodes
-            return grad @ self._dequantize().to(grad.dtype)
-        names, parts = zip(*self.named_fields(), strict=True)
-
-        def dequantized(dtype: torch.dtype, *parts: Tensor) -> Tensor:
-            return self.remade(dict(zip(names, parts, strict=True)))._dequantize().to(dtype)
-
-        return times_dequantized(grad, dequantized, *parts)
+    _linear_backward = computing.linear_backward
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         """The fields of a float32 weight [N, K] in this one's scheme; those that are left out stay."""
         raise NotImplementedError(f"{type(self).__name__} does not define _quantized")
+
+    def _of_all_experts(self, weight: Tensor) -> dict[str, Any]:
+        """What `_quantized` of one expert has to know of a plain weight of all, by its arguments."""
+        return {}
 
     # Construction
 
@@ -139,12 +133,13 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
         dtype: torch.dtype,
         transposed: bool = False,
     ) -> Self:
-        """Make a tensor for a weight of `shape` [N, K] of parts that are known to fit."""
-        rows, columns = shape
+        """Make a tensor for a weight of `shape` [N, K] or [E, N, K] of parts that are known to fit."""
+        *experts, rows, columns = shape
+        strides = [rows * columns] * len(experts)
         self = make_outer(
             cls,
-            (columns, rows) if transposed else (rows, columns),
-            (1, columns) if transposed else (columns, 1),
+            (*experts, columns, rows) if transposed else (*experts, rows, columns),
+            (*strides, 1, columns) if transposed else (*strides, columns, 1),
             dtype,
             cast(Tensor, tensors["qdata"]).device,
         )
@@ -211,8 +206,8 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
 
     @property
     def weight_shape(self) -> list[int]:
-        """[N, K], also for the transposed view."""
-        return list(self.shape)[::-1] if self.transposed else list(self.shape)
+        """[N, K] or [E, N, K], also for the transposed view."""
+        return as_stored(self.shape, self.transposed)
 
     @property
     def operator_dtype(self) -> torch.dtype:
@@ -234,7 +229,7 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     def dequantize(self) -> Tensor:
         """The plain tensor that this one stands for: same shape, dtype and device."""
         weight = self._dequantize().to(self.dtype)
-        return weight.t() if self.transposed else weight
+        return weight.mT if self.transposed else weight
 
     def requantized(self, weight: Tensor) -> Self:
         """Another weight, of this one's shape, in its scheme, dtype and view. NaN or Inf raises ValueError.
@@ -246,8 +241,14 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
                 f"{type(self).__name__}: requantized needs a weight {list(self.shape)}, "
                 f"got {describe(weight)}"
             )
+        if weight.dim() == 3:
+            known = self._of_all_experts(weight)
+            return by_expert(lambda own, matrix: own._requantized(matrix, **known), self, weight)
+        return self._requantized(weight)
+
+    def _requantized(self, weight: Tensor, **known: Any) -> Self:
         plain = (weight.t() if self.transposed else weight).float()
-        return self.remade({**dict(self.named_fields()), **self._quantized(plain)})
+        return self.remade({**dict(self.named_fields()), **self._quantized(plain, **known)})
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Self:
         """This tensor if all of its fields are contiguous, else a copy whose fields are."""
@@ -332,8 +333,7 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
         outer_size: Sequence[int],
         outer_stride: Sequence[int],
     ) -> Self:
-        shape = outer_size[::-1] if context["transposed"] else outer_size
-        return cls._make(tensors, shape=shape, **context)
+        return cls._make(tensors, shape=as_stored(outer_size, context["transposed"]), **context)
 
 
 def implements(*functions: Any) -> Callable[[Operation], Operation]:

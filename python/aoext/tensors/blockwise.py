@@ -13,6 +13,7 @@ from aoext.formats.table import Code
 from aoext.packing.blockwise import Scaling, blockwise_quantize, blockwise_quantize_zp
 from aoext.tensors import zero_points
 from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.each_expert import by_expert
 from aoext.tensors.fields import Field, N, check_block_size, fields_of
 from aoext.tensors.order import K_ORDER, as_codes, check_order
 
@@ -122,19 +123,23 @@ class BlockwiseTensor(BlockScaledTensor):
         input_block: Sequence[int] | None = None,
         symmetric: bool = True,
     ) -> Self:
-        """Quantise a weight [N, K] as packing.blockwise.blockwise_quantize does, or blockwise_quantize_zp.
+        """Quantise a weight [N, K] or [E, N, K] as packing.blockwise.blockwise_quantize does, or _zp.
 
         As it is left, it gives DeepSeek's float8; mxfp8 is [1, 32] with a scale_dtype of float8_e8m0fnu.
         symmetric: without zero points, which are for a dtype of int8
         """
         check_block_size(cls.__name__, block_size, any_blocks=True)
-        if symmetric:
-            qdata, scale = blockwise_quantize(w, block_size, dtype, scale_dtype=scale_dtype, scaling=scaling)
-            return cls(qdata, scale, block_size, w.dtype, input_block)
-        if dtype is not torch.int8:
+        if not symmetric and dtype is not torch.int8:
             raise ValueError(f"{cls.__name__}: dtype must be torch.int8 for zero points, got {dtype}")
-        qdata, scale, zero_point = blockwise_quantize_zp(w, block_size, scale_dtype=scale_dtype)
-        return cls(qdata, scale, block_size, w.dtype, input_block, zero_point=zero_point)
+
+        def of_matrix(w: Tensor) -> Any:
+            if symmetric:
+                fields = blockwise_quantize(w, block_size, dtype, scale_dtype=scale_dtype, scaling=scaling)
+                return cls(*fields, block_size, w.dtype, input_block)
+            qdata, scale, zero_point = blockwise_quantize_zp(w, block_size, scale_dtype=scale_dtype)
+            return cls(qdata, scale, block_size, w.dtype, input_block, zero_point=zero_point)
+
+        return by_expert(of_matrix, w)
 
     def _quantized_input(self, stored: torch.dtype) -> torch.dtype | None:
         return None if self.input_block is None else stored
@@ -148,17 +153,28 @@ class BlockwiseTensor(BlockScaledTensor):
         qdata, scale, zero_point = blockwise_quantize_zp(weight, self.block_size, scale_dtype=dtype)
         return {"qdata": qdata, "scale": scale, "zero_point": zero_point}
 
-    def _linear(self, input: Tensor, bias: Tensor | None, operators: Any = torch.ops.ao) -> Tensor:
+    def _linear(
+        self,
+        input: Tensor,
+        bias: Tensor | None,
+        operators: Any = torch.ops.ao,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
         if self.input_block is None or self.zero_point is None:
-            return QuantizedTensor._linear(self, input, bias, operators)
-        return _times_weight_quantized(self, self.input_block, self.zero_point, input, bias)
+            return QuantizedTensor._linear(self, input, bias, operators, offsets)
+        return _times_weight_quantized(self, self.input_block, self.zero_point, input, bias, offsets)
 
 
 # A function, which torch.compile traces: a method of a tensor it would take for an operation.
 
 
 def _times_weight_quantized(
-    weight: BlockwiseTensor, input_block: list[int], zero_point: Tensor, input: Tensor, bias: Tensor | None
+    weight: BlockwiseTensor,
+    input_block: list[int],
+    zero_point: Tensor,
+    input: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor | None,
 ) -> Tensor:
     """The product of an activation that is quantised with a weight that has zero points."""
     qdata, scale, block_size = weight.qdata.contiguous(), weight.scale.contiguous(), weight.block_size
@@ -166,8 +182,8 @@ def _times_weight_quantized(
     # difference. Gradients pass its rounding unchanged.
     x = input.float()
     rounded = x + (zero_points.rounded(x.detach(), input_block) - x).detach()
-    beside = zero_points.product(rounded, scale, zero_point, block_size, weight.weight_shape[N])
+    beside = zero_points.product(rounded, scale, zero_point, block_size, weight.weight_shape[N], offsets)
     product = torch.ops.ao.scaled_linear(
-        x, qdata, scale, input_block, block_size, None, bias, None, weight.code
+        x, qdata, scale, weight.code, bias, input_block, block_size, None, offsets
     )
     return (product - beside).to(input.dtype)

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aoext.operators.experts import expert_of_row, times
+from aoext.operators.gradients import times_dequantized
+from aoext.tensors.each_expert import expert_of
 from aoext.tensors.fields import K, N, gathered
 from aoext.tensors.order import as_codes, as_weight
+from aoext.tensors.recording import exports
 
 if TYPE_CHECKING:
     from aoext.tensors.base import QuantizedTensor
@@ -29,8 +33,13 @@ class Direct:
 
 
 def dequantized(weight: QuantizedTensor) -> Tensor:
-    """The plain weight [N, K] in `operator_dtype`."""
-    return _plain(weight, *_operands(weight))
+    """The plain weight [N, K] or [E, N, K] in `operator_dtype`."""
+    if weight.dim() == 2:
+        return _plain(weight, *_operands(weight))
+    whole = torch.empty(weight.weight_shape, dtype=weight.operator_dtype, device=weight.device)
+    for e, plain in enumerate(whole.unbind()):
+        plain.copy_(dequantized(expert_of(weight, e)))
+    return whole
 
 
 def dequantized_rows(weight: QuantizedTensor, indices: Tensor) -> Tensor:
@@ -48,28 +57,56 @@ def dequantized_rows(weight: QuantizedTensor, indices: Tensor) -> Tensor:
     )
 
 
-def linear(weight: QuantizedTensor, input: Tensor, bias: Tensor | None, operators: Any = ao) -> Tensor:
+def linear(
+    weight: QuantizedTensor,
+    input: Tensor,
+    bias: Tensor | None,
+    operators: Any = ao,
+    offsets: Tensor | None = None,
+) -> Tensor:
     """input [..., K] times the weight [N, K] transposed, plus bias [N].
 
     operators: `Direct` where nobody traces.
+    offsets: beside a weight [E, N, K] and a bias [E, N], int32 [E]: where the rows of each expert end in an
+        input [T, K]
     """
-    input = as_codes(input, weight.k_order)
+    if weight.k_order is not None:
+        input = as_codes(input, of_rows(weight.k_order, input, offsets))
     qdata, scale, code, block_size, zero_point, table, global_scale = _operands(weight)
     dtype = weight.input_dtype
     # Arguments cost the host time, but for those at the end that are left out.
-    by_rows = block_size is None and zero_point is None and table is None
+    by_rows = block_size is None and zero_point is None and table is None and offsets is None
     if dtype is None:
         if by_rows:
             return operators.weight_only_linear(input, qdata, scale, code, bias)
         return operators.weight_only_linear(
-            input, qdata, scale, code, bias, block_size, zero_point, table, global_scale
+            input, qdata, scale, code, bias, block_size, zero_point, table, global_scale, offsets
         )
     input_block = weight.input_block
     if by_rows and input_block is None and dtype == qdata.dtype:
         return operators.scaled_linear(input, qdata, scale, code, bias)
     return operators.scaled_linear(
-        input, qdata, scale, code, bias, input_block, block_size, zero_point, None, dtype
+        input, qdata, scale, code, bias, input_block, block_size, zero_point, offsets, dtype
     )
+
+
+def linear_backward(weight: QuantizedTensor, grad: Tensor, offsets: Tensor | None = None) -> Tensor:
+    """grad [..., N] times the weight, or that of each row's expert: the gradient of linear's input."""
+    if exports():  # the graph has no weights but those that are nodes
+        return times(grad, weight._dequantize().to(grad.dtype), offsets)
+    names, parts = zip(*weight.named_fields(), strict=True)
+
+    def dequantized(dtype: torch.dtype, *parts: Tensor) -> Tensor:
+        return weight.remade(dict(zip(names, parts, strict=True)))._dequantize().to(dtype)
+
+    return times_dequantized(grad, offsets, dequantized, *parts)
+
+
+def of_rows(field: Tensor, rows: Tensor, offsets: Tensor | None) -> Tensor:
+    """A field [K] as it is; of experts, [E, K], that of each row's, or the last's of rows without one."""
+    if offsets is None:
+        return field
+    return field.index_select(0, expert_of_row(offsets, rows.shape[0]).clamp_(max=len(field) - 1))
 
 
 def _operands(weight: QuantizedTensor) -> tuple[Any, ...]:

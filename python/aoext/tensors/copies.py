@@ -11,9 +11,9 @@ from torch import Tensor
 from aoext.formats.checks import has_values, is_dense, is_freed
 from aoext.formats.dtypes import dtype_name, one_of
 from aoext.tensors.base import QuantizedTensor, implements
-from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K
+from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K, as_stored
 from aoext.tensors.outer import counted_versions
-from aoext.tensors.views import is_spanned, weight_dim
+from aoext.tensors.views import is_spanned
 
 aten = torch.ops.aten
 
@@ -128,13 +128,13 @@ def _new(
     device: torch.device | None = None,
     **formats: Any,
 ) -> Tensor:
-    """A weight in this one's form, of [N, K], or [K, N] where this is a transposed view.
+    """A weight in this one's form, of [N, K], or [K, N] where this is a transposed view, and of any experts.
 
-    A plain tensor where there is no such weight: of other than two dimensions or another kind of dtype.
+    A plain tensor where there is no such weight: of another number of dimensions or another kind of dtype.
     """
-    if len(size) != 2 or (dtype or self.dtype) not in ACTIVATION_DTYPES:
+    if len(size) != self.dim() or (dtype or self.dtype) not in ACTIVATION_DTYPES:
         return make(size, dtype=dtype or self.dtype, device=device or self.device)
-    shape = [size[weight_dim(self, 0)], size[weight_dim(self, 1)]]
+    shape = as_stored(size, self.transposed)
     block_size = [1, shape[K]] if self.blocks_are_rows else self.block_size
     if shape[K] == 0 or (shape[K] % block_size[K] and not self.any_blocks):
         raise ValueError(
@@ -258,7 +258,7 @@ def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:
 
 def _check_shared_scales(self: QuantizedTensor, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     """A slice along K with scales of whole rows shares them with the rest of the rows."""
-    if not is_spanned(self, K) or self.qdata.stride(0) <= self.qdata.shape[1]:
+    if not is_spanned(self, K) or self.qdata.stride(-2) <= self.qdata.shape[-1]:
         return
     for name, tensor in ours.items():
         if self.fields[name].per_block and not torch.equal(tensor, theirs[name].to(tensor)):

@@ -5,6 +5,9 @@ A field's dimensions follow those of the weight [N, K] that it belongs to:
     "qdata": Field((Axis(N), Axis(K, 2)), (torch.int8,))         int8 [N, K/2]
     "scale": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES)      [K/block_size[1], N]
     "table": Field((Axis(FIXED, 16),), (torch.float32,))         float32 [16], whatever the weight
+
+Weights of experts [E, N, K] have the same tables: a field that follows the weight has E before these
+dimensions, and one that is FIXED is all experts'. So dimensions are counted from the last.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from aoext.formats.dtypes import FLOAT_DTYPES, one_of
 from aoext.formats.table import FORMATS, TABLE_SIZE, Code
 
 # The dimensions of a weight, and what error messages call them.
-N, K = 0, 1
-DIM_NAMES = ("N", "K")
+E, N, K = -3, -2, -1
+DIM_NAMES = {E: "E", N: "N", K: "K"}
 
 # The dtypes of activations. No operator takes float64: its products are float32's, converted.
 ACTIVATION_DTYPES = (*FLOAT_DTYPES, torch.float64)
@@ -31,7 +34,7 @@ ACTIVATION_DTYPES = (*FLOAT_DTYPES, torch.float64)
 BLOCK = 0
 
 # The dimension of an axis that follows none of the weight's: its step is its size.
-FIXED = -1
+FIXED = 0
 
 
 class Axis(NamedTuple):
@@ -54,6 +57,12 @@ def ceil_div(count: int, step: int) -> int:
     return -(-count // step)
 
 
+def as_stored(shape: Sequence[int], transposed: bool) -> list[int]:
+    """The shape of a weight that has this one, or a view of this one that is `transposed`."""
+    *experts, rows, columns = shape
+    return [*experts, columns, rows] if transposed else [*experts, rows, columns]
+
+
 @dataclass(frozen=True)
 class Field:
     """A tensor that a quantised weight keeps."""
@@ -65,13 +74,26 @@ class Field:
     whole: bool = False  # whether its entries speak of each other, so that no part of it means anything
 
     def shape(self, weight_shape: Sequence[int], block_size: Sequence[int]) -> list[int]:
-        """The field's shape for a weight [N, K]."""
-        return [axis.entries(weight_shape, block_size) for axis in self.axes]
+        """The field's shape for a weight [N, K] or [E, N, K]."""
+        entries = [axis.entries(weight_shape, block_size) for axis in self.axes]
+        return [*weight_shape[:N], *entries] if self.follows_experts else entries
+
+    def position(self, dim: int) -> int | None:
+        """Which of its dimensions follows one of the weight's; None where none does."""
+        if dim == E:
+            return -len(self.axes) - 1 if self.follows_experts else None
+        return next((at - len(self.axes) for at, axis in enumerate(self.axes) if axis.dim == dim), None)
+
+    @property
+    def follows_experts(self) -> bool:
+        """Whether each expert has its own."""
+        return any(axis.dim != FIXED for axis in self.axes)
 
     @property
     def rows(self) -> int:
         """The dimension that follows the weight's rows, or 0 of a field that all rows share."""
-        return next((position for position, axis in enumerate(self.axes) if axis.dim == N), 0)
+        at = self.position(N)
+        return 0 if at is None else at
 
     @property
     def per_block(self) -> bool:
@@ -108,20 +130,26 @@ def check_fields(
     dtype: torch.dtype,
     any_blocks: bool = False,
 ) -> list[int]:
-    """The shape [N, K] of the weight that `tensors` make up.
+    """The shape [N, K] or [E, N, K] of the weight that `tensors` make up.
 
     TypeError or ValueError if they, the block_size or the weight's dtype do not fit the table. `any_blocks`:
     whether blocks may be of several rows, and the last ones partial.
     """
+    codes = tensors["qdata"]
+    experts = int(isinstance(codes, Tensor) and codes.dim() == len(fields["qdata"].axes) + 1)
     for name, field in fields.items():
         if tensors[name] is not None or not field.optional:
-            _check_kind(who, name, field, tensors[name])
+            dims = len(field.axes) + (experts if field.follows_experts else 0)
+            _check_kind(who, name, field, tensors[name], dims)
     if dtype not in ACTIVATION_DTYPES:
         raise TypeError(f"{who}: dtype must be {one_of(ACTIVATION_DTYPES)}, got {shown(dtype)}")
 
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     qdata = present["qdata"]
-    shape = [size * axis.step for size, axis in zip(qdata.shape, fields["qdata"].axes, strict=True)]
+    steps = [1] * experts + [axis.step for axis in fields["qdata"].axes]
+    shape = [size * step for size, step in zip(qdata.shape, steps, strict=True)]
+    if experts and shape[E] == 0:
+        raise ValueError(f"{who}: qdata must have experts, got {describe(qdata)}")
     check_block_size(who, block_size, any_blocks)
     if any_blocks and shape[K] == 0:
         raise ValueError(f"{who}: qdata must have columns, got {describe(qdata)}")
@@ -142,15 +170,12 @@ def check_fields(
     return shape
 
 
-def _check_kind(who: str, name: str, field: Field, tensor: Tensor | None) -> None:
+def _check_kind(who: str, name: str, field: Field, tensor: Tensor | None, dims: int) -> None:
     """Raise unless a field is a dense tensor of the right dtype and number of dimensions."""
-    message = (
-        f"{who}: {name} must be {one_of(field.dtypes)} with {len(field.axes)} dimension(s), "
-        f"got {describe(tensor)}"
-    )
+    message = f"{who}: {name} must be {one_of(field.dtypes)} with {dims} dimension(s), got {describe(tensor)}"
     if tensor is None or not is_dense(tensor) or tensor.dtype not in field.dtypes:
         raise TypeError(message)
-    if tensor.dim() != len(field.axes):
+    if tensor.dim() != dims:
         raise ValueError(message)
 
 

@@ -41,9 +41,8 @@ class Float8Tensor(RowScaledTensor):
         *,
         dynamic_activation: bool = False,
     ) -> Self:
-        """Quantise a weight [N, K] as packing.float8_row_quantize does."""
-        qdata, scale = packing.float8_row_quantize(w, dtype)
-        return cls(qdata, scale, [1, w.shape[1]], w.dtype, dynamic_activation)
+        """Quantise a weight [N, K] or [E, N, K] as packing.float8_row_quantize does."""
+        return cls._of_rows(lambda rows: packing.float8_row_quantize(rows, dtype), w, dynamic_activation)
 
     def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         return packing.float8_row_quantize(weight, self.qdata.dtype)

@@ -32,9 +32,8 @@ class Int8Tensor(RowScaledTensor):
 
     @classmethod
     def from_hp(cls, w: Tensor, *, dynamic_activation: bool = False) -> Self:
-        """Quantise a weight [N, K] as packing.int8_row_quantize does."""
-        qdata, scale = packing.int8_row_quantize(w)
-        return cls(qdata, scale, [1, w.shape[1]], w.dtype, dynamic_activation)
+        """Quantise a weight [N, K] or [E, N, K] as packing.int8_row_quantize does."""
+        return cls._of_rows(packing.int8_row_quantize, w, dynamic_activation)
 
     def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         return packing.int8_row_quantize(weight)

@@ -20,6 +20,8 @@ def lookup(indices: Tensor, weight: QuantizedTensor) -> Tensor:
     """Rows of a weight [N, K] in its dtype, [..., K] for `indices` [...], int32 or int64 in 0..N-1."""
     if weight.transposed:
         raise NotImplementedError("embedding takes no transposed view of a quantised weight")
+    if weight.dim() != 2:
+        raise RuntimeError(f"embedding: the weight must be [N, K], got {list(weight.shape)}")
     # type(weight), so that torch.compile finds it, and the fields.
     rows = type(weight)._rows(weight, indices.reshape(indices.numel()))
     if weight.activation_dtype is None:

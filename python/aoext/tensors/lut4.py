@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from aoext.formats.checks import check_matrix
+from aoext.formats.checks import check_dense
 from aoext.formats.dtypes import FLOAT_DTYPES
 from aoext.formats.lookup_tables import LUT4_FORMATS
 from aoext.formats.table import Code
-from aoext.packing.blockwise import Scaling, lut4_quantize
+from aoext.packing.blockwise import Scaling, largest_magnitude, lut4_quantize
 from aoext.tensors.blockwise import BlockScaledTensor
+from aoext.tensors.each_expert import by_expert, has_experts
 from aoext.tensors.fields import Field, check_block_size, fields_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Lut4Tensor(BlockScaledTensor):
         scaling: Scaling = "rceil",
         two_scales: bool | None = None,
     ) -> Self:
-        """Quantise a weight [N, K] as packing.blockwise.lut4_quantize does.
+        """Quantise a weight [N, K] or [E, N, K] as packing.blockwise.lut4_quantize does.
 
         format: "mxfp4", "nvfp4", "nf4", or "fp4", which is bitsandbytes' own and not e2m1
         block_size, two_scales: the format's if they are not given; two_scales is for nvfp4 alone
@@ -82,7 +83,7 @@ class Lut4Tensor(BlockScaledTensor):
         who = cls.__name__
         if format not in LUT4_FORMATS:
             raise ValueError(f"{who}: format must be one of {', '.join(LUT4_FORMATS)}, got {format!r}")
-        check_matrix(who, "w", w, FLOAT_DTYPES, "[N, K] with K even")
+        check_dense(who, "w", w, FLOAT_DTYPES, "[N, K] with K even", 3 if has_experts(w) else 2)
         known = LUT4_FORMATS[format]
         block_size = [1, known.block_k] if block_size is None else block_size
         check_block_size(who, block_size, any_blocks=True)
@@ -90,19 +91,40 @@ class Lut4Tensor(BlockScaledTensor):
         two_scales = known.two_scales if two_scales is None else two_scales
         if two_scales and not known.two_scales:
             raise ValueError(f"{who}: two_scales are nvfp4's, not {format}'s")
-        qdata, scale, global_scale = lut4_quantize(
-            w, table, block_size, scale_dtype=known.scale, scaling=scaling, two_scales=two_scales
-        )
-        return cls(qdata, table, scale, block_size, w.dtype, global_scale)
+        largest = largest_magnitude(w) if two_scales and has_experts(w) and w.numel() else None
 
-    def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
+        def of_matrix(w: Tensor) -> Any:
+            qdata, scale, global_scale = lut4_quantize(
+                w,
+                table,
+                block_size,
+                scale_dtype=known.scale,
+                scaling=scaling,
+                two_scales=two_scales,
+                largest=largest,
+            )
+            return cls(qdata, table, scale, block_size, w.dtype, global_scale)
+
+        return by_expert(of_matrix, w)
+
+    @property
+    def _has_two_scales(self) -> bool:
+        return self.global_scale is not None and self.scale.dtype is torch.float8_e4m3fn
+
+    def _of_all_experts(self, weight: Tensor) -> dict[str, Any]:
+        return {"largest": largest_magnitude(weight)} if self._has_two_scales else {}
+
+    def _quantized(self, weight: Tensor, largest: Tensor | None = None) -> dict[str, Tensor]:
         """The fields of a weight in this one's scheme; exponents are rounded up."""
-        scale_dtype = self.scale.dtype
-        two_scales = self.global_scale is not None and scale_dtype is torch.float8_e4m3fn
-        if self.global_scale is not None and not two_scales:
+        if self.global_scale is not None and not self._has_two_scales:
             weight = weight / self.global_scale
         qdata, scale, global_scale = lut4_quantize(
-            weight, self.table, self.block_size, scale_dtype=scale_dtype, two_scales=two_scales
+            weight,
+            self.table,
+            self.block_size,
+            scale_dtype=self.scale.dtype,
+            two_scales=self._has_two_scales,
+            largest=largest,
         )
         fields = {"qdata": qdata, "scale": scale}
         return fields if global_scale is None else {**fields, "global_scale": global_scale}

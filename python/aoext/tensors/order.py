@@ -1,7 +1,7 @@
 """Columns in another order than the weight's, so that a group holds columns that lie apart: GPTQ's act-order.
 
 k_order, int64 [K], is a permutation: column j of the codes belongs to column k_order[j] of the weight and of
-the activation.
+the activation. Experts, [E, K], have one each.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def check_order(who: str, k_order: Tensor | None) -> None:
     """ValueError unless it is a permutation, or None."""
     if k_order is None or not has_values(k_order):
         return
-    columns = torch.arange(len(k_order), device=k_order.device)
-    if not torch.equal(k_order.sort().values, columns):
+    columns = torch.arange(k_order.shape[-1], device=k_order.device)
+    if not torch.equal(k_order.sort().values, columns.expand(k_order.shape)):
         raise ValueError(f"{who}: k_order must be a permutation of 0..{len(columns) - 1}")
 
 
 def as_codes(input: Tensor, k_order: Tensor | None) -> Tensor:
-    """An activation [..., K] with its columns in the order of the codes'."""
+    """An activation [..., K] with its columns in the order of the codes'; k_order: [K], or of each row."""
     if k_order is None:
         return input
     return input.gather(-1, k_order.expand(input.shape))  # takes half of index_select's time, or less

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from aoext.formats.checks import has_values
 from aoext.tensors.base import QuantizedTensor, implements
 from aoext.tensors.copies import refuse_gradient, wants_gradient
+from aoext.tensors.each_expert import by_expert, has_experts
 
 aten = torch.ops.aten
 
@@ -86,6 +87,8 @@ def _sum(weight: QuantizedTensor, other: Tensor, factor: float) -> QuantizedTens
     """
     if has_values(other) and not other.any():
         return cast(QuantizedTensor, weight.clone())
+    if has_experts(weight) and weight.global_scale is None:
+        return by_expert(lambda own, plain: _sum(own, plain, factor), weight, other)
     total = (
         cast(QuantizedTensor, weight.to(torch.float32)).dequantize().add(_plain(other).float(), alpha=factor)
     )

@@ -15,9 +15,10 @@ from torch import Tensor
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
 from aoext.operators.gradients import may_skip_autograd
 from aoext.tensors.base import QuantizedTensor, implements
-from aoext.tensors.computing import Direct
+from aoext.tensors.computing import Direct, of_rows
+from aoext.tensors.each_expert import has_experts
 
-aten = torch.ops.aten
+aten, ao = torch.ops.aten, torch.ops.ao
 
 # Devices with autocast: torch.compile of older releases cannot trace the question. Others are asked.
 _WITH_AUTOCAST = frozenset(
@@ -42,7 +43,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, transposed
     ):
         with torch._C._AutoDispatchBelowAutograd():
             return weight._linear(input, bias, Direct)
-    return _multiply("linear", input, weight, bias, transposed=transposed)
+    return multiply("linear", input, weight, bias, transposed=transposed)
 
 
 @implements(torch.mm, Tensor.mm, aten.mm.default)
@@ -52,7 +53,7 @@ def _mm(input: Tensor, mat2: Tensor, **options: Any) -> Tensor:
     if isinstance(input, QuantizedTensor):
         _check_matrix("mm", mat2, "second")
         return _times("mm", input, mat2)
-    return _multiply("mm", input, mat2, None, transposed=True)
+    return multiply("mm", input, mat2, None, transposed=True)
 
 
 @implements(torch.mv, Tensor.mv, aten.mv.default)
@@ -66,9 +67,11 @@ def _mv(input: QuantizedTensor, vec: Tensor, **options: Any) -> Tensor:
 @implements(torch.matmul, Tensor.matmul, Tensor.__matmul__, aten.matmul.default)
 def _matmul(input: Tensor, other: Tensor, **options: Any) -> Tensor:
     _refuse("matmul", options)
+    if has_experts(input) or has_experts(other):
+        return batches("matmul", input, other)
     if isinstance(input, QuantizedTensor):
         return _times("matmul", input, other)
-    return _multiply("matmul", input, other, None, transposed=True)
+    return multiply("matmul", input, other, None, transposed=True)
 
 
 @implements(torch.addmm, Tensor.addmm, aten.addmm.default)
@@ -81,8 +84,8 @@ def _addmm(
     if isinstance(mat1, QuantizedTensor):
         return _mm(mat1, mat2) + input
     if input.dim() == 1:
-        return _multiply("addmm", mat1, mat2, input, transposed=True)
-    return _multiply("addmm", mat1, mat2, None, transposed=True) + input
+        return multiply("addmm", mat1, mat2, input, transposed=True)
+    return multiply("addmm", mat1, mat2, None, transposed=True) + input
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:
@@ -99,25 +102,68 @@ def _check_matrix(name: str, factor: Tensor, which: str = "first") -> None:
 def _times(name: str, weight: QuantizedTensor, other: Tensor) -> Tensor:
     """weight @ other, which is [K] or [..., K, M]: F.linear with all that is transposed."""
     if isinstance(other, QuantizedTensor):
-        return _multiply(name, weight.dequantize(), other, None, transposed=True)
+        return multiply(name, weight.dequantize(), other, None, transposed=True)
     if other.dim() == 1:
-        return _multiply(name, other, weight, None, transposed=False)
-    return _multiply(name, other.mT, weight, None, transposed=False).mT
+        return multiply(name, other, weight, None, transposed=False)
+    return multiply(name, other.mT, weight, None, transposed=False).mT
 
 
-def _multiply(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
-    """input times the weight, plus bias.
+def batches(name: str, input: Tensor, other: Tensor) -> Tensor:
+    """Products of matrices, one a weight of experts; what has no batch of its own meets each of them."""
+    weight = other if isinstance(other, QuantizedTensor) else input
+    matrices = input if weight is other else other
+    if not isinstance(weight, QuantizedTensor) or isinstance(matrices, QuantizedTensor):
+        raise _only_one(name, input, other)
+    if not has_experts(weight):
+        if weight is other:
+            return multiply(name, input, other, None, transposed=True)
+        return _times(name, weight, other)
+    is_vector = matrices.dim() == 1
+    if is_vector:
+        matrices = matrices.unsqueeze(0 if weight is other else 1)
+    if matrices.dim() == 2:
+        matrices = matrices.expand(len(weight), -1, -1)
+    if matrices.shape[:-2] != weight.shape[:1]:
+        raise RuntimeError(
+            f"{name}: a weight of {len(weight)} experts needs as many matrices, got {list(matrices.shape)}"
+        )
+    rows = matrices if weight is other else matrices.mT
+    M = rows.shape[1]
+    offsets = torch.arange(1, len(weight) + 1, dtype=torch.int32, device=weight.device) * M
+    product = multiply(name, rows.flatten(0, 1), weight, None, transposed=weight is other, offsets=offsets)
+    product = product.unflatten(0, (len(weight), M))
+    product = product if weight is other else product.mT
+    return product.squeeze(-2 if weight is other else -1) if is_vector else product
+
+
+def multiply(
+    name: str,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    transposed: bool,
+    offsets: Tensor | None = None,
+) -> Tensor:
+    """input times the weight, or beside offsets that of each row's expert, plus bias.
 
     input is [..., K] where the weight is `transposed` as `name` reads it, else [..., N].
     """
     if not isinstance(weight, QuantizedTensor) or isinstance(input, QuantizedTensor):
-        raise NotImplementedError(
-            f"{name}: only the weight, the second factor, can be quantised, "
-            f"got {type(input).__name__} and {type(weight).__name__}"
-        )
+        raise _only_one(name, input, weight)
+    if has_experts(weight) != (offsets is not None):
+        wanted = "[N, K]" if offsets is None else "[E, N, K]"
+        raise RuntimeError(f"{name}: the weight must be {wanted}, got {list(weight.shape)}")
     input = _cast_by_autocast(name, input, weight)
     with _without_autocast():
-        return _in_operators_dtype(input, weight, bias, transposed)
+        return _in_operators_dtype(input, weight, bias, transposed, offsets)
+
+
+def _only_one(name: str, input: Tensor, weight: Tensor) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name}: only the weight, the second factor, can be quantised, "
+        f"got {type(input).__name__} and {type(weight).__name__}"
+    )
 
 
 def _without_autocast() -> AbstractContextManager[Any]:
@@ -127,20 +173,23 @@ def _without_autocast() -> AbstractContextManager[Any]:
 
 
 def _in_operators_dtype(
-    input: Tensor, weight: QuantizedTensor, bias: Tensor | None, transposed: bool
+    input: Tensor, weight: QuantizedTensor, bias: Tensor | None, transposed: bool, offsets: Tensor | None
 ) -> Tensor:
     if input.dtype is torch.float64:
-        product = _product(input.float(), weight, None, transposed=transposed).double()
-        return product if bias is None else product + bias
-    return _product(input, weight, bias, transposed=transposed)
+        product = _product(input.float(), weight, None, transposed, offsets).double()
+        return product if bias is None else product + of_rows(bias, input, offsets)
+    return _product(input, weight, bias, transposed, offsets)
 
 
-def _product(input: Tensor, weight: QuantizedTensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
+def _product(
+    input: Tensor, weight: QuantizedTensor, bias: Tensor | None, transposed: bool, offsets: Tensor | None
+) -> Tensor:
     if weight.transposed == transposed:
-        return type(weight)._linear(weight, input, bias)  # so torch.compile finds it, and the fields
+        # Of the type, so that torch.compile finds it, and the fields.
+        return type(weight)._linear(weight, input, bias, ao, offsets)
     # The product with the weight as it lies, of which formulas of gradients are made.
-    product = weight._linear_backward(input)
-    return product if bias is None else product + bias
+    product = weight._linear_backward(input, offsets)
+    return product if bias is None else product + of_rows(bias, input, offsets)
 
 
 def _cast_by_autocast(name: str, input: Tensor, weight: QuantizedTensor) -> Tensor:

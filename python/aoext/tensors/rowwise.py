@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from aoext.formats.checks import shown
 from aoext.formats.table import Code
 from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.each_expert import by_expert
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, fields_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class RowScaledTensor(QuantizedTensor):
             block_size=block_size,
             dynamic_activation=dynamic_activation,
         )
+
+    @classmethod
+    def _of_rows(cls, quantize: Callable[[Tensor], tuple[Tensor, Tensor]], w: Tensor, dynamic: bool) -> Self:
+        """The weight whose rows `quantize` makes values and scales of."""
+        return by_expert(lambda w: cls(*quantize(w), [1, w.shape[1]], w.dtype, dynamic), w)
 
     def _check(self) -> None:
         who, columns = type(self).__name__, self.shape[K]

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from aoext.formats.checks import has_values
 from aoext.tensors.base import QuantizedTensor, implements
-from aoext.tensors.fields import BLOCK, DIM_NAMES, K, ceil_div
+from aoext.tensors.fields import BLOCK, DIM_NAMES, Axis, E, K, N, ceil_div
 from aoext.tensors.outer import counted_versions
 
 aten = torch.ops.aten
 
 
 def seen_as(weight: QuantizedTensor, transposed: bool) -> QuantizedTensor:
-    """A weight [N, K] as it is, or its view [K, N], which is a tensor of its own to autograd."""
+    """A weight [..., N, K] as it is, or its view [..., K, N], which is a tensor of its own to autograd."""
     return weight.remade(dict(weight.named_fields()), transposed=True) if transposed else weight
 
 
@@ -38,24 +38,44 @@ def _alias(self: QuantizedTensor) -> QuantizedTensor:
 
 @implements(aten.t.default)
 def _t(self: QuantizedTensor) -> QuantizedTensor:
+    if self.dim() > 2:
+        raise RuntimeError(f"{type(self).__name__}: t() is for matrices, got {list(self.shape)}")
+    return _transposed(self)
+
+
+def _transposed(self: QuantizedTensor) -> QuantizedTensor:
     return self.mapped(aten.alias.default, transposed=not self.transposed)
 
 
 @implements(aten.transpose.int)
 def _transpose(self: QuantizedTensor, dim0: int, dim1: int) -> QuantizedTensor:
-    return _alias(self) if weight_dim(self, dim0) == weight_dim(self, dim1) else _t(self)
+    first, second = weight_dim(self, dim0), weight_dim(self, dim1)
+    if first == second:
+        return _alias(self)
+    if E in (first, second):
+        raise NotImplementedError(
+            f"{type(self).__name__}: aten.transpose.int is not implemented for the dimension of experts; "
+            "dequantize() gives a plain tensor"
+        )
+    return _transposed(self)
 
 
 @implements(aten.permute.default)  # what weight.T calls
 def _permute(self: QuantizedTensor, dims: list[int]) -> QuantizedTensor:
-    if sorted(weight_dim(self, dim) for dim in dims) != [0, 1]:
-        raise RuntimeError(f"{type(self).__name__}: permute needs both dimensions, got {dims}")
-    return _transpose(self, 0, dims[0])
+    if sorted(weight_dim(self, dim) for dim in dims) != list(range(-self.dim(), 0)):
+        raise RuntimeError(f"{type(self).__name__}: permute needs each dimension once, got {dims}")
+    order = [dim % self.dim() for dim in dims]
+    if self.dim() > 2 and order[0] != 0:
+        raise NotImplementedError(
+            f"{type(self).__name__}: aten.permute.default is not implemented for the dimension of experts; "
+            "dequantize() gives a plain tensor"
+        )
+    return _transpose(self, order[-1], self.dim() - 1)
 
 
 @implements(aten.view.default)
 def view(self: QuantizedTensor, size: list[int]) -> QuantizedTensor:
-    same = len(size) == 2 and size.count(-1) < 2
+    same = len(size) == self.dim() and size.count(-1) < 2
     if not same or any(given not in (-1, own) for given, own in zip(size, self.shape, strict=True)):
         raise NotImplementedError(
             f"{type(self).__name__}: aten.view.default is not implemented for another shape, {list(size)}; "
@@ -74,9 +94,9 @@ def _slice(
 ) -> QuantizedTensor:
     """Elements start:end along `dim`.
 
-    Both must fall between entries of every field, or at the weight's end, and K may not become 0, else
-    ValueError. Where one block spans the rows, as with row scales, the scales stay whole, and so does a
-    block_size that may be partial; others follow the slice.
+    Both must fall between entries of every field, or at the weight's end, and neither K nor the number of
+    experts may become 0, else ValueError. Where one block spans the rows, as with row scales, the scales stay
+    whole, and so does a block_size that may be partial; others follow the slice.
     """
     who = type(self).__name__
     if step != 1:
@@ -87,8 +107,10 @@ def _slice(
     end = max(start, end)
     following = _following(self, dim, spanned)
     boundary = _boundary(following)
-    if dim == K and start == end:
-        raise ValueError(f"{who}: a slice along K must have elements, got {start}:{end} of {length}")
+    if dim != N and start == end:
+        raise ValueError(
+            f"{who}: a slice along {DIM_NAMES[dim]} must have elements, got {start}:{end} of {length}"
+        )
     if any(at % boundary and at != length for at in (start, end)):
         raise ValueError(
             f"{who}: a slice along {DIM_NAMES[dim]} must begin and end on group boundaries, here "
@@ -120,12 +142,13 @@ def _following(self: QuantizedTensor, dim: int, spanned: bool) -> dict[str, tupl
                 f"{type(self).__name__}: no parts along {DIM_NAMES[dim]} of a weight with {name}; "
                 "dequantize() gives a plain tensor"
             )
-    return {
-        name: (position, axis.elements(self.block_size))
-        for name, _ in self.named_fields()
-        for position, axis in enumerate(self.fields[name].axes)
-        if axis.dim == dim and not (spanned and axis.step == BLOCK)
-    }
+    following = {}
+    for name, _ in self.named_fields():
+        at = self.fields[name].position(dim)
+        axis = Axis(E) if at is None or dim == E else self.fields[name].axes[at]
+        if at is not None and not (spanned and axis.step == BLOCK):
+            following[name] = at, axis.elements(self.block_size)
+    return following
 
 
 def _boundary(following: dict[str, tuple[int, int]]) -> int:
@@ -182,7 +205,7 @@ def concatenated(tensors: list[Tensor], dim: int = 0) -> QuantizedTensor:
     def form(weight: QuantizedTensor) -> tuple[Any, ...]:
         attributes = {**weight.named_attributes(), "block_size": None if whole_rows else weight.block_size}
         names = [name for name, _ in weight.named_fields()]
-        kept = weight.weight_shape[1 - along]
+        kept = [size for at, size in enumerate(weight.weight_shape, -weight.dim()) if at != along]
         return (type(weight), weight.transposed, kept, attributes, names, weight.dtype, weight.qdata.dtype)
 
     if len(weights) < len(tensors) or any(form(weight) != form(first) for weight in weights):
@@ -221,13 +244,13 @@ def _common(needs: str, parts: list[Tensor]) -> Tensor:
 
 @implements(aten.constant_pad_nd.default)  # what DTensor calls where ranks get unlike numbers of rows
 def _constant_pad_nd(self: QuantizedTensor, pad: list[int], value: float = 0) -> QuantizedTensor:
-    """Zeros behind the weight, on the boundaries of `_slice`: pad is [0, n] or [0, n, 0, m], as in F.pad."""
+    """Zeros behind the weight, on the boundaries of `_slice`: pad is [0, n], [0, n, 0, m] and so on."""
     who, ends = type(self).__name__, list(pad[1::2])
     if value != 0 or any(pad[::2]) or min(ends, default=0) < 0:
         raise NotImplementedError(
             f"{who}: pad is implemented for zeros at the end alone, got {list(pad)} of {value}"
         )
-    for dim, count in zip((1, 0), ends, strict=False):
+    for dim, count in zip((-1, -2, -3)[: self.dim()], ends, strict=False):
         self = _padded(self, weight_dim(self, dim), count)
     return self
 
@@ -255,7 +278,9 @@ def _padded(self: QuantizedTensor, dim: int, count: int) -> QuantizedTensor:
 
 
 def weight_dim(self: QuantizedTensor, dim: int) -> int:
-    """The dimension of the weight [N, K] that dimension `dim` of this view of it is."""
-    if not -2 <= dim < 2:
-        raise IndexError(f"{type(self).__name__}: dimension must be in [-2, 1], got {dim}")
-    return (dim % 2) ^ self.transposed
+    """The dimension, E, N or K, of the weight that dimension `dim` of this view of it is."""
+    dims = self.dim()
+    if not -dims <= dim < dims:
+        raise IndexError(f"{type(self).__name__}: dimension must be in [{-dims}, {dims - 1}], got {dim}")
+    dim = dim % dims - dims
+    return N + K - dim if self.transposed and dim != E else dim

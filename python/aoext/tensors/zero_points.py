@@ -14,14 +14,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aoext.operators.experts import times
 from aoext.packing.blockwise import in_blocks
 from aoext.tensors.fields import K, N
 
 
-def product(x: Tensor, scale: Tensor, zero_point: Tensor, block_size: Sequence[int], rows: int) -> Tensor:
+def product(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    block_size: Sequence[int],
+    rows: int,
+    offsets: Tensor | None = None,
+) -> Tensor:
     """Σ_block(x) · (z·s)ᵀ in float32: what a product with the codes has too much. x: float32 [..., K]."""
     sums = in_blocks(x, block_size[K]).sum(-1)
-    result = sums @ (zero_point.float() * scale.float()).t()
+    result = times(sums, (zero_point.float() * scale.float()).mT, offsets)
     return result if block_size[N] == 1 else result.repeat_interleave(block_size[N], -1)[..., :rows]
 
 

@@ -16,4 +16,5 @@ from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt, can
 __all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "candidates", "has_quantised"]
 
 hooks.keep_foreign_checkpoints()
+hooks.save_experts_as_they_are()
 hooks.offload_quantized_weights()

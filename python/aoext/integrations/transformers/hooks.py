@@ -1,4 +1,4 @@
-"""What has transformers take others' checkpoints for AoextConfig.keep(), and offload quantised weights."""
+"""What has transformers take others' checkpoints for keep(), and save and offload what is quantised."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from transformers import core_model_loading
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 
 from aoext.integrations.transformers.config import METHOD, AoextConfig
+from aoext.models.layers import quantized_weights
+from aoext.other_packages import when_imported
 from aoext.tensors import QuantizedTensor
 
 # Methods of checkpoints.READERS.
@@ -43,6 +45,40 @@ def keep_foreign_checkpoints() -> None:
 
     AutoHfQuantizer.merge_quantization_configs = classmethod(merged)
     AutoHfQuantizer.supports_quant_method = staticmethod(supported)
+
+
+def save_experts_as_they_are() -> None:
+    """Have save_pretrained write the fields of quantised experts, and not take them apart as plain ones.
+
+    What it does to names holds for theirs too.
+    """
+    when_imported("transformers.modeling_utils", _save_experts_as_they_are)
+
+
+def _save_experts_as_they_are(saving: Any) -> None:
+    if not hasattr(saving, "revert_weight_conversion"):
+        return
+    revert = saving.revert_weight_conversion
+
+    @functools.wraps(revert)
+    def reverted(model: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        parts = {}
+        for path, module in model.named_modules():
+            for name, weight in quantized_weights(module):
+                if weight.dim() == 3:
+                    own = ".".join(filter(None, (path, name)))
+                    parts.update({f"{own}.{field}": f"{name}.{field}" for field, _ in weight.named_fields()})
+        # No conversion knows these names.
+        hidden = {name: f"{name.removesuffix(leaf)}aoext_{i}" for i, (name, leaf) in enumerate(parts.items())}
+        leaves = list(parts.values())
+        renamed = revert(model, {hidden.get(name, name): value for name, value in state_dict.items()})
+        result = {}
+        for name, value in renamed.items():
+            path, _, mark = name.rpartition("aoext_")
+            result[path + leaves[int(mark)] if path and mark.isdigit() else name] = value
+        return result
+
+    saving.revert_weight_conversion = reverted
 
 
 def offload_quantized_weights() -> None:

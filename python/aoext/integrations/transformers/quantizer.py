@@ -22,12 +22,15 @@ from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.integrations.transformers.config import METHOD, AoextConfig
 from aoext.integrations.transformers.weights import Assemble, Converter, Operation, Quantize, Read
 from aoext.models.choice import refusal_of_own_forward
+from aoext.models.experts import IMPLEMENTATION
 from aoext.models.layers import (
-    CLASSES,
     as_rows,
     as_weight,
     give_classes,
+    quantizable,
+    quantized_weights,
     set_plain_weight,
+    weight_name,
     why_never_quantized,
 )
 from aoext.models.summary import grouped, what_stays
@@ -77,22 +80,28 @@ class AoextQuantizer(HfQuantizer):
         """The config of a parameter that is to be quantised; None for others."""
         path, _, leaf = param_name.rpartition(".")
         module = model.get_submodule(path)
-        config = self.asked_for(path, module) if leaf == "weight" else None
-        return config if config is not None and self._obstacle(module, config) is None else None
+        config = self.asked_for(path, module, leaf)
+        return config if config is not None and self._obstacle(module, leaf, config) is None else None
 
-    def asked_for(self, path: str, module: nn.Module) -> QuantizationConfig | None:
-        """The config that is given for a module; None for one that is to stay as it is."""
-        embeddings = self.quantization_config.quantize_embeddings
-        known = isinstance(module, tuple(kind for kind in CLASSES if embeddings or kind is not nn.Embedding))
-        if not known or not should_convert_module(path, self.left_alone):
+    def asked_for(self, path: str, module: nn.Module, leaf: str) -> QuantizationConfig | None:
+        """The config that is given for a module's parameter; None for one that is to stay as it is."""
+        if leaf not in quantizable(module):
             return None
-        return self.quantization_config.config_for(path)
+        if isinstance(module, nn.Embedding) and not self.quantization_config.quantize_embeddings:
+            return None
+        name = weight_name(path, leaf)
+        if not all(should_convert_module(each, self.left_alone) for each in {path, name}):
+            return None
+        return self.quantization_config.config_for(name)
 
-    def _obstacle(self, module: nn.Module, config: QuantizationConfig) -> str | None:
-        """Why a module's weight cannot be quantised so; None if it can."""
+    def _obstacle(self, module: nn.Module, leaf: str, config: QuantizationConfig) -> str | None:
+        """Why a module's parameter cannot be quantised so; None if it can."""
+        weight = module._parameters[leaf]
+        if weight is None:
+            return "it has no weight"
         return (
             why_never_quantized(module)
-            or config.obstacle(as_rows(module, cast(Any, module).weight))
+            or config.obstacle(as_rows(module, weight))
             or refusal_of_own_forward(module, config)
         )
 
@@ -114,8 +123,8 @@ class AoextQuantizer(HfQuantizer):
         config = self.config_for(model, param_name)
         if config is None:
             return None
-        module, _ = get_module_from_name(model, param_name)
-        empty = torch.empty_like(module.weight, device="meta")
+        module, leaf = get_module_from_name(model, param_name)
+        empty = torch.empty_like(getattr(module, leaf), device="meta")
         return as_weight(module, config.quantize(as_rows(module, empty)))
 
     # Loading
@@ -187,7 +196,9 @@ class AoextQuantizer(HfQuantizer):
         """Warn of names that fit no module, of layers that cannot be quantised as they are to be, and of what
         stays if it is much.
         """
-        names = [name for name, _ in model.named_modules()]
+        modules = dict(model.named_modules())
+        weights = [(path, module, leaf) for path, module in modules.items() for leaf in quantizable(module)]
+        names = [*modules, *(weight_name(path, leaf) for path, _, leaf in weights if leaf != "weight")]
         config = self.quantization_config
         for what, patterns, fits in (
             ("modules_to_not_convert", config.modules_to_not_convert or (), _is_left_alone),
@@ -198,9 +209,9 @@ class AoextQuantizer(HfQuantizer):
                     logger.warning("AoextConfig: %s has %r, which fits no module", what, pattern)
         refused: dict[str, str] = {}
         chosen: list[str] = []
-        for name, module in model.named_modules():
-            asked = self.asked_for(name, module)
-            if asked is not None and (reason := self._obstacle(module, asked)) is not None:
+        for path, module, leaf in weights:
+            name, asked = weight_name(path, leaf), self.asked_for(path, module, leaf)
+            if asked is not None and (reason := self._obstacle(module, leaf, asked)) is not None:
                 refused[name] = reason
             elif asked is not None:
                 chosen.append(name)
@@ -240,11 +251,20 @@ class AoextQuantizer(HfQuantizer):
             # The longest first: older releases take the first pattern that begins a name.
             names = sorted(self.reader.names, key=len, reverse=True)
             return [Converter(names, "weight", operations=[Read(self)])]
-        names = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
-        return [Converter([f"weight.{name}" for name in names], "weight", operations=[Assemble(self)])]
+        fields = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
+        leaves = {"weight", *(name.rpartition(".")[2] for name in self.descriptions)}
+        return [
+            Converter([f"{leaf}.{name}" for name in fields], leaf, operations=[Assemble(self)])
+            for leaf in sorted(leaves, key=len, reverse=True)  # the first that fits the end of a name counts
+        ]
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+        """What transformers does to a model's tensors comes last, for it would take fields for experts."""
+        return [*self.get_weight_conversions(), *weight_conversions]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         give_classes(model)
+        _run_experts(model)
         _let_cast(model)
         # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
         model._weight_conversions = [
@@ -286,10 +306,9 @@ class AoextQuantizer(HfQuantizer):
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         for module in model.modules():
-            weight = module._parameters.get("weight")
-            if isinstance(weight, QuantizedTensor):
+            for name, weight in list(quantized_weights(module)):
                 plain = weight.dequantize() if dtype is None else weight.dequantize().to(dtype)
-                set_plain_weight(module, nn.Parameter(plain, requires_grad=False))
+                set_plain_weight(module, nn.Parameter(plain, requires_grad=False), name)
         return model
 
 
@@ -323,7 +342,17 @@ def adopt(model: nn.Module) -> None:
             part.hf_quantizer = AoextQuantizer(kept, pre_quantized=True)
             part.config.quantization_config = kept
             part.quantization_method, part.is_quantized = METHOD, True
+            _run_experts(part)
             _let_cast(part)
+
+
+def _run_experts(model: Any) -> None:
+    """Has a model keep to aoext's function of experts where it has quantised ones, in all of its configs.
+
+    generate would have another one for decoding wherever it finds transformers' default.
+    """
+    if any(p.dim() == 3 for module in model.modules() for _, p in quantized_weights(module)):
+        model.config._experts_implementation = IMPLEMENTATION
 
 
 def _let_cast(model: nn.Module) -> None:

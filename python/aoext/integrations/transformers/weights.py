@@ -62,7 +62,7 @@ class Converter(WeightConverter):
         key = min(self.layer_targets[layer_name])
         leaves = sorted(self.source_patterns, key=len, reverse=True)
         leaf = next((leaf for leaf in leaves if key.endswith(leaf)), "")
-        operation.stored_as[layer_name] = key.removesuffix(leaf) + "weight"
+        operation.stored_as[layer_name] = key.removesuffix(leaf) + layer_name.rpartition(".")[2]
         return super().convert(layer_name, *args, **kwargs)
 
 
@@ -84,7 +84,8 @@ class Assemble(Operation):
     """Puts the fields together that aoext has saved."""
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
-        stored = {name + key.removeprefix("weight"): value for key, value in tensors.items()}
+        path, dot, leaf = name.rpartition(".")
+        stored = {path + dot + leaf + key.removeprefix(leaf): value for key, value in tensors.items()}
         description = self.hf_quantizer.describes(model, self.stored_as[name], name)
         weight = serialization.assembled(name, description, stored)
         return weight.to(self.hf_quantizer.dtype_of(model, name))
