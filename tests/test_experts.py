@@ -276,9 +276,8 @@ def test_convert_and_info_tell_of_experts_that_stay(tmp_path, generator):
     plain = build("mixtral", generator, torch.bfloat16)
     plain.save_pretrained(tmp_path / "plain")
     notes = convert_checkpoint(tmp_path / "plain", tmp_path / "int8", CONFIGS["int8"]).notes
-    kind = (
-        r"stays    model\.layers\.\*\.block_sparse_moe\.experts\.\*\.w1\.weight \(8 of \[96, 64\], 0\.10 MB\)"
-    )
+    name = r"model\.layers\.\*\.block_sparse_moe\.experts\.\*\.w1\.weight"
+    kind = rf"stays    {name} \(8 of \[96, 64\], 0\.10 MB\)"
     assert any(re.match(f"{kind}: experts, which from_pretrained quantises", note) for note in notes)
     assert re.search(f"  {kind}: plain", describe(tmp_path / "int8"))
     loaded = type(plain).from_pretrained(tmp_path / "int8")
