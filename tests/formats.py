@@ -35,8 +35,6 @@ KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE, "sort_by_expert"]
 BY_ATEN_ON_XPU = (
     *(kind for kind in KINDS if "int2" in kind.split()),
     "convert_weight_to_int4pack",
-    "sort_by_expert",
-    "dequantize int8 zeros",
     "weight_only_linear int8 zeros",
 )
 # One kind of each operator.
