@@ -108,6 +108,32 @@ def blocks(M: int, N: int, K: int) -> Iterator[Case]:
             yield f"{name(code)} x {label}", mm, {**options, "input_block": [1, block_k], "out_dtype": BF16}
 
 
+# Products that come with a weight for each of so many experts, too; weight-only int4 has its own above.
+EXPERTS = 128
+OF_EXPERTS = (
+    "int8 x int4 by 128",
+    "bf16 x int8",
+    "e4m3 x e4m3 to bf16",
+    "bf16 to int8 x int8",
+    "bf16 x e4m3, scales fp32 by 128 and 128",
+    "e4m3 x e4m3, scales fp32 by 128 and 128",
+    "e4m3 x e4m3, scales e8m0 by 1 and 32",
+    "bf16 x lut4, scales e8m0 by 1 and 32",
+    "bf16 x lut4, scales e4m3 by 1 and 16",
+    "bf16 x lut4, scales fp32 by 1 and 64",
+)
+
+
+def of_experts(case: Case) -> Case:
+    def each(t: torch.Tensor) -> torch.Tensor:
+        return empty(t.dtype, EXPERTS, *t.shape)
+
+    label, (operator, x, weight, *input_scale, scale), options = case
+    more = {"zero_point": each(options["zero_point"])} if "zero_point" in options else {}
+    options = {**options, **more, "offsets": empty(torch.int32, EXPERTS)}
+    return f"{label}, {EXPERTS} experts", (operator, x, each(weight), *input_scale, each(scale)), options
+
+
 def name(dtype: torch.dtype) -> str:
     return {
         BF16: "bf16",
@@ -123,9 +149,9 @@ def name(dtype: torch.dtype) -> str:
 
 def cases(M: int, N: int, K: int) -> Iterator[Case]:
     """Calls of every operator that chooses a kernel, on meta tensors."""
-    yield from int4(M, N, K)
-    yield from rows(M, N, K)
-    yield from blocks(M, N, K)
+    dense = [*int4(M, N, K), *rows(M, N, K), *blocks(M, N, K)]
+    yield from dense
+    yield from (of_experts(case) for case in dense if case[0] in OF_EXPERTS)
 
 
 def compact(plan: str, names: dict[str, str]) -> str:

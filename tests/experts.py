@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 from aoext.formats.dtypes import dtype_name
-from aoext.formats.table import FORMATS
 from aoext.reference import Call, Problem, Stored, subjects
+from aoext.reference.calls import moved
 from aoext.reference.stored import EIGHT_BIT_BLOCKWISE, INT4, LUT4_BLOCKWISE, by_rows
 from aoext.reference.subject import ALL, Subject, Tensors
 
@@ -50,11 +50,6 @@ def subject_of(operator: str, w: Stored, dtype: torch.dtype) -> Subject:
     return (subjects.scaled_mm if operator == "scaled_mm" else subjects.scaled_linear)(w, "", dtype)
 
 
-def _is_shared(w: Stored, i: int) -> bool:
-    """Whether tensor i of a weight is that of all experts: a table, a global scale."""
-    return FORMATS[w.code].has_table and 2 <= i < w.tensors
-
-
 @dataclasses.dataclass(frozen=True)
 class Experts:
     """The operands of a product; where the rows of experts end comes with each call."""
@@ -62,38 +57,21 @@ class Experts:
     subject: Subject
     problem: Problem
     inputs: Tensors
-    each: tuple[Tensors, ...]  # of each expert its weight and bias
-    stacked: Tensors
+    weights: Tensors  # and bias
 
     def arguments(self, ends: Tensor, device: str) -> tuple[list[Any], dict[str, Any]]:
-        args, kwargs = self.subject.arguments(self.problem, self.inputs, self.stacked)
-        moved = [a.to(device) if isinstance(a, Tensor) else a for a in args]
-        return moved, {**kwargs, "offsets": ends.to(device)}
+        args, kwargs = self.subject.arguments(self.problem, self.inputs, (*self.weights, ends))
+        return [moved(argument, device) for argument in args], kwargs
 
-    def expected(self, ends: Tensor) -> tuple[Tensor, Tensor]:
+    def expected(self, ends: Tensor) -> tuple[Tensor, Tensor | None]:
         """In float64, and the terms' magnitudes: each end counts as the largest so far, within the rows."""
-        p = self.problem
-        result = torch.zeros(p.M, p.N, dtype=torch.float64)
-        terms = result.clone()
-        begin = 0
-        for weight, end in zip(self.each, ends.cpu().clamp(0, p.M).cummax(0).values.tolist(), strict=True):
-            rows = slice(begin, end)
-            if end > begin:
-                values, magnitudes = self.subject.expected(p, self.inputs, weight, rows, ALL)
-                result[rows] = values
-                terms[rows] = magnitudes
-            begin = end
-        return result, terms
+        meant = ends.cpu().clamp(0, self.problem.M).cummax(0).values
+        return self.subject.expected(self.problem, self.inputs, (*self.weights, meant), ALL, ALL)
 
 
 def draw(operator: str, w: Stored, dtype: torch.dtype, p: Problem, g: Generator) -> Experts:
-    subject = subject_of(operator, w, dtype)
-    each = tuple(subject.rotated(p, g) for _ in range(p.experts))
-    if any(_is_shared(w, i) for i in range(len(each[0]))):
-        each = tuple(tuple(each[0][i] if _is_shared(w, i) else t for i, t in enumerate(one)) for one in each)
-    columns = enumerate(zip(*each, strict=True))
-    stacked = tuple(parts[0] if _is_shared(w, i) else torch.stack(parts) for i, parts in columns)
-    return Experts(subject, p, subject.inputs(p, g), each, stacked)
+    subject = subjects.experts(subject_of(operator, w, dtype), w)
+    return Experts(subject, p, subject.inputs(p, g), subject.rotated(p, g)[:-1])
 
 
 def call_of(operator: str, w: Stored, dtype: torch.dtype, p: Problem, g: Generator) -> Call:

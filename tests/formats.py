@@ -10,6 +10,7 @@ from torch import Tensor
 
 import aoext
 from aoext import reference
+from aoext.formats import table
 from aoext.formats.dtypes import EXPONENT_DTYPES
 from aoext.formats.table import Code
 from aoext.reference import values
@@ -78,8 +79,23 @@ FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
     "nf4": lambda w: Lut4Tensor.from_hp(w, "nf4", block_size=BLOCK),
 }
 
+# The formats whose groups divide K, by name, and the largest magnitude of their codes.
+LARGEST_CODES = {f.name: max(-f.lowest, f.highest) for f in table.FORMATS.values() if f.scales == "groups"}
+
+
+def is_by_groups(format: str) -> bool:
+    return format.split("_")[0] in LARGEST_CODES
+
+
 # The largest loss of weights, by what their format's name has; in this order.
-LARGEST_LOSS = {"int4": 0.13, "int8": 0.02, "float8": 0.07, "fp8": 0.07, "fp4": 0.16, "nf4": 0.13}
+LARGEST_LOSS = {
+    "int4": 0.13,
+    "int8": 0.02,
+    "float8": 0.07,
+    "fp8": 0.07,
+    "fp4": 0.16,
+    "nf4": 0.13,
+}
 
 # One of each class, for tests of what does not depend on the rest.
 CLASSES = ["int4", "int8_dynamic", "float8", "block_float8_dynamic", "nvfp4"]

@@ -17,7 +17,6 @@ from aoext import ops, reference
 from aoext.operators.calls import ao
 from aoext.ops import with_plan
 from aoext.reference import Problem, Stored, assert_close
-from aoext.reference.calls import moved
 from experts import BY_NAME, Experts, draw, random_ends
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
@@ -110,12 +109,16 @@ def test_a_captured_graph_replays_with_other_ends(T, product, generator):
     experts = 16
     drawn = draw(*product, Problem(T, N, K, 128, experts=experts), generator)
     counts = torch.zeros(experts, dtype=torch.int64, device="cuda")
-    args, kwargs = drawn.arguments(ends_of([0] * experts), "cuda")
     kernel = getattr(ao, drawn.subject.operator)
 
+    args, kwargs = drawn.arguments(ends_of([0] * experts), "cuda")
+    [at] = [
+        i for i, a in enumerate(args) if isinstance(a, Tensor) and a.dtype is torch.int32 and a.dim() == 1
+    ]
+
     def run_both() -> tuple[Tensor, Tensor]:
-        ends = counts.cumsum(0).to(torch.int32)
-        return tuple(kernel(*args, **{**kwargs, "offsets": ends}) for _ in range(2))
+        args[at] = counts.cumsum(0).to(torch.int32)
+        return kernel(*args, **kwargs), kernel(*args, **kwargs)
 
     run_both()
     graph = torch.cuda.CUDAGraph()
@@ -135,7 +138,7 @@ def test_an_expert_does_not_see_the_next_ones_weight(product, generator):
     drawn = draw(*product, Problem(90, N, 288, 32, experts=3), generator)
     ends = ends_of([30, 30, 30])
     expected = run(drawn, ends)
-    scale = drawn.stacked[1]
+    scale = drawn.weights[1]
     scale[1] = torch.full(scale[1].shape, torch.nan).to(scale.dtype)
     result = run(drawn, ends)
     assert result[30:60].isnan().all()
@@ -166,7 +169,7 @@ def test_one_expert_has_the_bits_of_the_dense_product(T, block_n, block_m, dtype
     tile = {"block_n": block_n, "block_m": block_m, "blocks": 5}
     with with_plan("int4_grouped_wgmma", **tile):
         result = run(drawn, ends_of([T]))
-    args, kwargs = drawn.subject.arguments(drawn.problem, drawn.inputs, drawn.each[0])
+    weight, scale, zero, bias = (part[0].cuda() for part in drawn.weights)
     with with_plan("int4_wgmma", **tile, cluster=1, stream_k_blocks=0, x_is_left=0):
-        dense = ao.weight_only_linear(*(moved(a, "cuda") for a in args), **kwargs)
+        dense = ao.bf16i4bf16_rowwise_bias(drawn.inputs[0].cuda(), weight, scale, zero, bias)
     assert torch.equal(result, dense)

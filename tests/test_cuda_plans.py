@@ -27,7 +27,6 @@ from aoext.formats.table import Code
 from aoext.operators.calls import ao, bound, described
 from aoext.ops import plan, with_plan
 from aoext.reference import ALL_CALLS, Call, Problem, Stored, assert_close, call_of, subjects
-from aoext.reference.calls import moved
 from aoext.reference.stored import E2M1
 from conftest import script_of_benchmarks
 from experts import BY_NAME as OF_EXPERTS
@@ -70,14 +69,16 @@ class Case:
     bias: bool = True
     inner_k_tiles: int = 8
     format: Stored | None = None
+    experts: bool = False  # a product of them in a format that OF_EXPERTS may not have
 
     @property
     def is_of_experts(self) -> bool:
-        return self.operator in OF_EXPERTS
+        return self.experts or self.operator in OF_EXPERTS
 
     def call(self, generator: torch.Generator) -> Call:
         if self.is_of_experts:
-            return call_of_experts(*OF_EXPERTS[self.operator], self.problem, generator)
+            named = OF_EXPERTS.get(self.operator) or (self.operator, self.format, self.problem.eight_bit)
+            return call_of_experts(*named, self.problem, generator)
         if self.operator == "weight_int4pack_mm":
             return reference.weight_int4pack_mm(self.problem, generator, self.inner_k_tiles)
         if self.operator in ALL_CALLS:
@@ -101,7 +102,7 @@ class Case:
     def __str__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
         count = f"E{self.problem.experts}" if self.is_of_experts else ""
-        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or count}"
+        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or ''} {count}"
 
 
 def tiles_of(block_n: int, block_m: int, N: int, M: int) -> dict[str, int]:
@@ -203,7 +204,12 @@ def rowwise_decode(
             yield Case("rowwise_decode", name, problem, cut)
 
 
-def rowwise_wgmma(type: int, output: int, height: int, block_m: int) -> Iterator[Case]:
+def rowwise_wgmma(type: int, output: int, height: int, block_m: int, experts: int) -> Iterator[Case]:
+    if experts:
+        problem = Problem(0, 200, 656, 656, ELEMENTS[output], FP32)
+        operator = f"scaled_mm {dtype_name(ELEMENTS[type])}"
+        yield from expert_tiles("rowwise_wgmma", operator, problem, height, block_m)
+        return
     x_is_left = int(height not in (64, 128))
     for block_n, M in (
         (height, block_m - 7),
@@ -270,6 +276,11 @@ def of_blocks(
     return Case(kernel, f"bf16{name}bf16_blockwise", Problem(M, N, K, K, dtype, BF16), config, format=format)
 
 
+def with_experts(case: Case, count: int) -> Case:
+    problem = dataclasses.replace(case.problem, experts=count)
+    return dataclasses.replace(case, operator="weight_only_linear", problem=problem, experts=True)
+
+
 # Blocks by the k that have one scale at least, as instances know it, of weights of 4 bits or not.
 GRANULES: dict[tuple[bool, int], list[tuple[tuple[int, int], torch.dtype]]] = {
     (True, 16): [((1, 16), E4M3), ((5, 48), BF16)],
@@ -286,20 +297,24 @@ WGMMA_GRANULES = {
 }
 
 
-def blocks_decode(type: int, weight: int, granule: int, octets: int, depth: int) -> Iterator[Case]:
+def blocks_decode(
+    type: int, weight: int, granule: int, octets: int, depth: int, experts: int
+) -> Iterator[Case]:
     code = ELEMENTS[weight]
-    for M in (8 * octets - 7, 8 * octets):
+    for M in (9, 50) if experts else (8 * octets - 7, 8 * octets):
         for block, scale in GRANULES[code is LUT4, granule]:
             config = {"depth": depth, "tiles": 2, "k_splits": 2}
-            yield of_blocks("blocks_decode", code, block, scale, M, 77, 672, ELEMENTS[type], config)
+            case = of_blocks("blocks_decode", code, block, scale, M, 77, 672, ELEMENTS[type], config)
+            yield with_experts(case, 5) if experts else case
 
 
-def fp4_decode(group: int, octets: int, depth: int) -> Iterator[Case]:
+def fp4_decode(group: int, octets: int, depth: int, experts: int) -> Iterator[Case]:
     """The kernel itself tells e2m1 from other tables."""
     scale, config = E8M0 if group == 32 else E4M3, {"depth": depth, "tiles": 2, "k_splits": 2}
-    for M in (8 * octets - 7, 8 * octets):
+    for M in (9, 50) if experts else (8 * octets - 7, 8 * octets):
         for table in (E2M1, None):
-            yield of_blocks("fp4_decode", LUT4, (1, group), scale, M, 77, 896, BF16, config, table)
+            case = of_blocks("fp4_decode", LUT4, (1, group), scale, M, 77, 896, BF16, config, table)
+            yield with_experts(case, 5) if experts else case
 
 
 def blocks_mma(type: int, weight: int, block_n: int, block_m: int) -> Iterator[Case]:
@@ -310,18 +325,29 @@ def blocks_mma(type: int, weight: int, block_n: int, block_m: int) -> Iterator[C
                 yield of_blocks("blocks_mma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
 
 
-def blocks_wgmma(type: int, weight: int, granule: int, block_n: int, block_m: int) -> Iterator[Case]:
+def blocks_wgmma(
+    type: int, weight: int, granule: int, block_n: int, block_m: int, experts: int
+) -> Iterator[Case]:
     code = ELEMENTS[weight]
-    for M in (block_m - 7, block_m + 5):
+    for M in (3 * block_m - 7, 70) if experts else (block_m - 7, block_m + 5):
         config = tiles_of(block_n, block_m, 203, M)
         for block, scale in WGMMA_GRANULES[code is LUT4, granule]:
-            yield of_blocks("blocks_wgmma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
+            case = of_blocks("blocks_wgmma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
+            yield with_experts(case, 40 if M == 70 else 5) if experts else case
 
 
-def scaled_wgmma(by: int, sub: int, type: int, output: int, block_n: int, block_m: int) -> Iterator[Case]:
+def scaled_wgmma(
+    by: int, sub: int, type: int, output: int, block_n: int, block_m: int, experts: int
+) -> Iterator[Case]:
     """by: how w is scaled, by blocks of 64 output channels or more, by single ones, or int4 by groups."""
     x_is_left = int(by == 0 and block_m >= 128)
     dtype, eight_bit = ELEMENTS[output], ELEMENTS[type]
+    if experts:
+        for group, scale in ((128, FP32), (256, BF16), (656, FP32)) if sub == 1 else ((32, FP32), (96, FP32)):
+            problem = Problem(0, 200, 656, group, dtype, scale, eight_bit, block_n=1 if by else 128)
+            for case in expert_tiles("scaled_wgmma", "scaled_mm", problem, block_n, block_m):
+                yield dataclasses.replace(case, format=Stored("8 bits", CODES[eight_bit]), experts=True)
+        return
     for M in (block_m - 7, block_m + 5):
         config = {**tiles_of(block_n, block_m, 200, M), "x_is_left": x_is_left}
         if by == 2:
@@ -411,6 +437,16 @@ def cuts() -> Iterator[Case]:
                     of_experts = dataclasses.replace(int4, experts=3)
                     config = {**cut, "ahead": 512, "block_m": block_m}
                     yield Case("int4_grouped_ring", GROUPED, of_experts, config)
+            if cut["tiles"] >= cut["cluster"]:
+                rows = Problem(M, 350, 4112, 4112, BF16, FP32, experts=3)
+                for name in ("weight_only_linear int8", "scaled_mm float8_e4m3fn"):
+                    yield Case("rowwise_decode", name, rows, cut)
+                if cut["blocks"] == 2:
+                    yield Case("rowwise_decode", "scaled_linear int8", rows, cut)
+                four_bits = Problem(M, 350, 8320, 8320, BF16, BF16, experts=3)
+                yield Case("fp4_decode", "weight_only_linear mxfp4", four_bits, cut)
+                yield Case("blocks_decode", "weight_only_linear nf4", four_bits, cut)
+                yield Case("blocks_decode", "weight_only_linear float8 128x128", rows, cut)
             for block, scale in (((1, 32), E8M0), ((1, 16), E4M3)):
                 config = {**cut, "ahead": 512}
                 yield of_blocks("fp4_decode", LUT4, block, scale, M, 350, 8320, BF16, config, E2M1)
@@ -538,6 +574,20 @@ def cuts() -> Iterator[Case]:
             for experts in (1, 3, 300):
                 problem = Problem(5 * M, 77, 418, 22, dtype, BF16, experts=experts)
                 yield Case("int4_any", GROUPED, problem, {})
+                for kernel, name in (
+                    ("rowwise_any", "weight_only_linear int8"),
+                    ("rowwise_any", "weight_only_linear float8_e5m2"),
+                    ("blocks_any", "weight_only_linear lut4"),
+                    ("blocks_any", "weight_only_linear int8 blocks"),
+                ):
+                    yield Case(kernel, name, problem, {})
+                if dtype is not FP32:
+                    for kernel, name in (
+                        ("rowwise_any", "scaled_mm int8"),
+                        ("scaled_any", "scaled_mm float8_e4m3fn blocks"),
+                        ("scaled_any", "scaled_mm int4 by int8"),
+                    ):
+                        yield Case(kernel, name, problem, {})
         yield Case("rowwise_any", "scaled_mm_rowwise", Problem(M, 77, 416, 416), {})
         for dtype in (BF16, FP32):
             yield of_blocks("blocks_any", LUT4, (1, 16), E4M3, M, 77, 418, dtype, {})
@@ -602,14 +652,10 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
     return [empty(p.dtype, p.M, p.K), weight, scale, bias], {}
 
 
-def named_on(call: Call, device: str) -> dict[str, Any]:
-    return {name: moved(argument, device) for name, argument in call.kwargs.items()}
-
-
 def planned(gpu: str, case: Case) -> list[str]:
     if case.is_of_experts:
         call = case.call(torch.Generator().manual_seed(0))
-        operator, args, kwargs = call.operator, tuple(call.on("meta")), named_on(call, "meta")
+        operator, args, kwargs = call.operator, tuple(call.on("meta")), call.kwargs
     else:
         args, kwargs = on_meta(case)
         operator, args, kwargs = folded(case.operator, *args, **kwargs)
@@ -840,7 +886,7 @@ def runs_here(case: Case) -> bool:
 
 
 def is_of_no_expert(call: Call, row: int) -> bool:
-    offsets = call.kwargs.get("offsets")
+    offsets = call.named().get("offsets")
     return offsets is not None and bool(offsets[-1] <= row)
 
 
@@ -848,15 +894,14 @@ def check(case: Case, generator: torch.Generator) -> None:
     """A launch is right, it gives the same bits again, and a row that is not a number stays alone."""
     call = case.call(generator)
     args = [a.to("cuda") if isinstance(a, Tensor) else a for a in call.args]
-    kwargs = named_on(call, "cuda")
     operator = getattr(ao, call.operator)
     with with_plan(case.kernel, **case.config):
-        result = operator(*args, **kwargs)
+        result = operator(*args, **call.kwargs)
         assert_close(result, call.reference, call.terms)
-        assert torch.equal(operator(*args, **kwargs), result)
+        assert torch.equal(operator(*args, **call.kwargs), result)
         if args[0].is_floating_point() and case.problem.M > 1:
             args[0][1] = torch.nan
-            poisoned = operator(*args, **kwargs)
+            poisoned = operator(*args, **call.kwargs)
             others = torch.arange(case.problem.M, device="cuda") != 1
             assert poisoned[1].isnan().all() or is_of_no_expert(call, 1)
             assert torch.equal(poisoned[others], result[others])

@@ -49,7 +49,7 @@ class Case(NamedTuple):
     def size(self) -> int:
         """What it takes to make and to multiply."""
         p = self.problem
-        return (p.M + (p.experts if self.kind.endswith(" experts") else 1)) * p.N * p.K
+        return (p.M + (p.experts if " experts" in self.kind else 1)) * p.N * p.K
 
     def __str__(self) -> str:
         by = f" by {self.kernel}" if self.kernel else ""
@@ -61,7 +61,9 @@ def calls() -> Iterator[Case]:
     import torch
 
     from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem, call_of, subject
-    from aoext.reference.stored import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE
+    from aoext.reference.stored import EIGHT_BIT_BLOCKWISE, INT4, LUT4_BLOCKWISE, by_rows
+    from aoext.reference.subjects import experts as experts_of
+    from aoext.reference.subjects import scaled_linear, scaled_mm, weight_only_linear
 
     def case(kind: str, p: Problem) -> Case:
         return Case(kind, p, partial(ALL_CALLS[kind], p))
@@ -82,6 +84,21 @@ def calls() -> Iterator[Case]:
         for types in ((bf16, bf16), (dtype, scale_dtype)):
             p = Problem(M, N, K, group_size, *types, experts=experts, bias=i % 2 == 0)
             yield case("weight_only_linear int4 experts", p)
+        # The other products of experts take turns: inputs of high precision, of 8 bits, quantised on the way.
+        p = Problem(
+            M, N, K, group_size, dtype, scale_dtype, experts=experts, block_n=1 + i % 3, bias=i % 2 == 0
+        )
+        eight_bit, stored = EIGHT_BIT[i % 2], (*LUT4_BLOCKWISE, *EIGHT_BIT_BLOCKWISE)
+        for make, weight in (
+            (weight_only_linear, by_rows(EIGHT_BIT[i % 3])),
+            (weight_only_linear, stored[i % len(stored)]),
+            ((scaled_mm, scaled_linear)[i % 2], by_rows(EIGHT_BIT[i % 3], fp32)),
+            ((scaled_linear, scaled_mm)[i % 2], EIGHT_BIT_BLOCKWISE[i % len(EIGHT_BIT_BLOCKWISE)]),
+            ((scaled_mm, scaled_linear)[i // 2 % 2], INT4),
+        ):
+            under = (eight_bit if weight is INT4 else weight.dtype,) if make is not weight_only_linear else ()
+            product = experts_of(make(weight, "", *under), weight)
+            yield Case(product.name, p, partial(call_of, product, p))
         # Two 8-bit products and a dynamic one, which quantises too: all formats within a few shapes.
         weight_only = ("weight_only_linear int8", "weight_only_linear float8")[i % 2]
         scaled = ("int8_mm", "scaled_mm_rowwise", "scaled_mm_rowwise")[i % 3]

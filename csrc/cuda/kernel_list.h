@@ -64,7 +64,8 @@ using TinygemmKernels = std::variant<Generic, TinygemmUnpack, TinygemmConfig>;
 
 // Those for products of experts: some serve one weight for all rows as well, others do not.
 using ExpertsToo = std::variant<Generic, Int4Any, RowwiseAny, RowwiseDecodeConfig, WeightOnlyWgmmaConfig, BlocksAny,
-                                BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig>;
+                                BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig, RowwiseWgmmaConfig, ScaledAny,
+                                ScaledWgmmaConfig>;
 using ExpertsAlone = std::variant<GroupedRingConfig, GroupedWgmmaConfig>;
 
 template <class Config, class... Configs>

@@ -30,6 +30,9 @@ bool quantizes_itself(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cons
   return blocks * p.M * ceil_div(p.K, c.cluster) <= fits_of(device).between.quantized;
 }
 
+// Whether what the tensor cores cut off does not show.
+bool is_exact(const RowwiseLinear& p) { return p.type == Element::int8 || p.N >= kCutColumns; }
+
 // The best of the kernels whose rows are whole pieces; nothing where none serves.
 std::optional<RowwiseKernels> choose_pieces(const LinearProblem& p, int64_t K, const Device& device) {
   using Decode = KernelOf<RowwiseDecodeConfig>;
@@ -37,8 +40,7 @@ std::optional<RowwiseKernels> choose_pieces(const LinearProblem& p, int64_t K, c
   using WeightOnly = KernelOf<WeightOnlyWgmmaConfig>;
   using Mma = KernelOf<RowwiseMmaConfig>;
   const RowwiseLinear raw = rowwise_linear(p, K);
-  const bool wgmma = device.features.wgmma, exact = raw.type == Element::int8 || raw.N >= kCutColumns;
-  const bool engine = wgmma && exact && Wgmma::takes(raw);
+  const bool wgmma = device.features.wgmma, engine = wgmma && is_exact(raw) && Wgmma::takes(raw);
   if (Decode::takes(raw) && !(engine && raw.M > decode_rows(raw, fits_of(device).between)))
     return Decode::choose(raw, device).config;
   if (engine) return Wgmma::choose(raw, device).config;
@@ -54,14 +56,19 @@ int64_t whole_pieces(int64_t K) { return ceil_div(K, kPiece) * kPiece; }
 // The host knows the rows of all experts and not those of one. Generic, which waits for the device, is never chosen.
 RowwiseKernels choose_for_experts(const RowwiseLinear& raw, const Device& device) {
   using Decode = KernelOf<RowwiseDecodeConfig>;
+  using Wgmma = KernelOf<RowwiseWgmmaConfig>;
   using WeightOnly = KernelOf<WeightOnlyWgmmaConfig>;
-  Choice<RowwiseDecodeConfig> decode;
-  Choice<WeightOnlyWgmmaConfig> tiles;
-  if (raw.M <= kMostExpertRows && Decode::takes(raw)) decode = Decode::choose(raw, device);
-  if (device.features.cover(WeightOnly::kNeeds) && WeightOnly::takes(raw)) tiles = WeightOnly::choose(raw, device);
-  if (decode.config.blocks == 0 && tiles.config.blocks == 0) return RowwiseAny{};
-  if (decode.microseconds < tiles.microseconds + fits_of(device).between.finding_experts) return decode.config;
-  return tiles.config;
+  const double finding = fits_of(device).between.finding_experts;
+  RowwiseKernels best = RowwiseAny{};
+  double least = 1e30;
+  const auto consider = [&](const auto& choice, double more) {
+    if (choice.config.blocks > 0 && choice.microseconds + more < least) best = choice.config, least = choice.microseconds + more;
+  };
+  if (raw.M <= kMostExpertRows && Decode::takes(raw)) consider(Decode::choose(raw, device), 0);
+  if (!device.features.wgmma) return best;
+  if (is_exact(raw) && Wgmma::takes(raw)) consider(Wgmma::choose(raw, device), finding);
+  if (WeightOnly::takes(raw)) consider(WeightOnly::choose(raw, device), finding);
+  return best;
 }
 
 RowwisePlan choose(const LinearProblem& p, const Device& device, bool aligned) {

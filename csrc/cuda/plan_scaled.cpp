@@ -24,7 +24,7 @@ ScalarType engine_scale(const LinearProblem& p) {
 Int4Plan without_widening(const Int4Plan& plan, const LinearProblem& p, const Device& device) {
   using Batch = KernelOf<BatchConfig>;
   const Int4Linear linear = int4_linear(p, plan.scale);
-  const bool chosen = forced_in<Int4Kernels>() == nullptr;
+  const bool chosen = forced_in<Int4Kernels>(p.experts) == nullptr;
   if (!std::holds_alternative<Int4WgmmaConfig>(plan.kernel) || !chosen || !Batch::takes(linear)) return plan;
   const auto batch = Batch::choose(linear, device);
   const double wgmma = KernelOf<Int4WgmmaConfig>::choose(linear, device).microseconds;
@@ -57,7 +57,7 @@ bool is_regular(const LinearProblem& p, const Device& device, bool aligned) {
 
 ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   using Engine = KernelOf<ScaledWgmmaConfig>;
-  if (!takes_one_pass(p.K, device) || p.experts > 0 || p.subtracts_zero_point) return {};
+  if (!takes_one_pass(p.K, device) || p.subtracts_zero_point) return {};
   const ScalarType scale = engine_scale(p);
   const ScaledLinear raw = scaled_linear(p, scale);
   const bool exact = p.input == ScalarType::Char || p.N >= kCutColumns;
@@ -99,9 +99,9 @@ ScaledLinear scaled_linear(const LinearProblem& p, ScalarType scale) {
 
 ScaledPlan plan_scaled(const LinearProblem& p, const Device& device, bool aligned) {
   if (const Forced* const f = forced_in<ScaledKernels>(p.experts)) return plan_forced(*f, p, device, aligned);
-  if (const Forced* const f = forced_in<Int4Kernels>(); f != nullptr && f->kernel != KernelOf<Int4Any>::kName)
+  if (const Forced* const f = forced_in<Int4Kernels>(p.experts); f != nullptr && f->kernel != KernelOf<Int4Any>::kName)
     if (const auto plan = by_weight_only(p, device, aligned)) return *plan;
-  if (forced_in<Int4Kernels>() != nullptr) return choose(p, device, aligned);
+  if (forced_in<Int4Kernels>(p.experts) != nullptr) return choose(p, device, aligned);
   return choose_once(p, device, aligned, [&] { return choose(p, device, aligned); });
 }
 
@@ -112,7 +112,7 @@ std::string text(const ScaledPlan& plan) {
 
 bool reads_codes(const Int4Kernels& kernel, int64_t M) {
   return (std::holds_alternative<RingConfig>(kernel) && M <= kRingCodesRows) || std::holds_alternative<DecodeConfig>(kernel) ||
-         std::holds_alternative<BatchConfig>(kernel);
+         std::holds_alternative<BatchConfig>(kernel) || std::holds_alternative<GroupedRingConfig>(kernel);
 }
 
 bool quantizes(const ScaledPlan& plan) {

@@ -25,6 +25,7 @@ void launch_weight_only(const LinearProblem& p, const Int4Kernels& kernel, const
   product.weight = static_cast<const uint8_t*>(raw.weight);
   product.scale = raw.scale, product.zero_point = raw.zero, product.scale_type = raw.scale_type;
   product.bias = raw.bias, product.row_scale = raw.x_scale, product.y = raw.y;
+  product.ends = raw.ends;
   launch_planned("scaled", kernel, product, y, stream);
 }
 

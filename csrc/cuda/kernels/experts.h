@@ -12,12 +12,16 @@ namespace aoext::cuda {
 // At most: each expert, and the rows behind the last, may have a tile that is not full.
 inline int64_t most_row_tiles(int64_t rows, int64_t experts, int block_m) { return rows / block_m + std::min(rows, experts + 1); }
 
-// Where each row has an expert by chance. Experts with rows have one tile at least, and of many rows half a tile more than these
-// fill.
+// Experts with rows, where each row has an expert by chance.
+inline double experts_hit(int64_t rows, int64_t experts) {
+  const auto E = static_cast<double>(experts);
+  return -E * std::expm1(static_cast<double>(rows) * std::log1p(-1 / E));
+}
+
+// Experts with rows have one tile at least, and of many rows half a tile more than these fill.
 inline double expected_row_tiles(int64_t rows, int64_t experts, int block_m) {
-  const auto T = static_cast<double>(rows), E = static_cast<double>(experts);
-  const double with_rows = -E * std::expm1(T * std::log1p(-1 / E));
-  return std::max(with_rows, T / block_m + with_rows / 2);
+  const double hit = experts_hit(rows, experts);
+  return std::max(hit, static_cast<double>(rows) / block_m + hit / 2);
 }
 
 // choose(device) of one of so many products that run at once, each on its share of the GPU; the time is that of all.

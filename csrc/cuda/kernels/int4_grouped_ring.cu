@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(kFewRowsThreads, 1)
   }
   const Int4Linear of_rows = of_expert(all, rows.expert);
   Params own = p;
-  own.x = static_cast<const T*>(all.x) + rows.begin * all.K;
+  own.x = behind(all.x, rows.begin * all.K, all.code);
+  if (all.row_scale) own.row_scale = all.row_scale + rows.begin;
   own.weight = of_rows.weight, own.scale = of_rows.scale, own.zero_point = of_rows.zero_point, own.bias = of_rows.bias;
   own.y = static_cast<T*>(all.y) + rows.begin * all.N;
   if (block_m > 1) set_rows(own, rows.end - rows.begin, Tiles);

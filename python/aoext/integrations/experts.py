@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from aoext.models.experts import IMPLEMENTATION, are_transposed
-from aoext.models.routing import sort_by_expert, weighted_sum
+from aoext.models.routing import weighted_sum
 from aoext.operators.experts import expert_of_row, times
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.products import multiply
+
+ao = torch.ops.ao
 
 
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -35,7 +38,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     weights = top_k_weights.reshape(x.shape[0], -1)
     if weights.shape != index.shape:  # some releases have them for all experts
         weights = weights.gather(1, index)
-    order, offsets = sort_by_expert(index, up.shape[0])
+    order, offsets = ao.sort_by_expert(index, up.shape[0])
     transposed = are_transposed(self)
 
     rows = x.index_select(0, order // index.shape[1])

@@ -85,7 +85,7 @@ class QuantizationSummary:
     def plain_experts(self) -> Iterator[str]:
         """Lines on weights of experts that stay plain and are large."""
         experts = [p for p in self.plain if len(p.shape) == 3]
-        yield from (line.strip() for line in _large(experts, {}, self.model_values))
+        return _large(experts, {}, self.model_values)
 
     def __str__(self) -> str:
         first = f"{self.config}: {_outcome(len(self.layers), self.skipped, self.plain, self.model_values)}"

@@ -185,7 +185,7 @@ def _product(
     input: Tensor, weight: QuantizedTensor, bias: Tensor | None, transposed: bool, offsets: Tensor | None
 ) -> Tensor:
     if weight.transposed == transposed:
-        # Of the type, so that torch.compile finds it, and the fields.
+        # The type's, so that torch.compile finds it, and the fields.
         return type(weight)._linear(weight, input, bias, ao, offsets)
     # The product with the weight as it lies, of which formulas of gradients are made.
     product = weight._linear_backward(input, offsets)

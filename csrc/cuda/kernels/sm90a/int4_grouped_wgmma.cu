@@ -27,8 +27,8 @@ cudaError_t launch_typed(const Int4Linear& p, const GroupedWgmmaConfig& config, 
   const TensorMap lines = wgmma::expert_lines_map(p, p.K / 2, config.block_n), scale = scale_map(p.scale),
                   zero = scale_map(p.zero_point);
   if (!lines.valid || !scale.valid || !zero.valid) return cudaErrorNotSupported;
-  const wgmma::Biased<T> epilogue{static_cast<T*>(p.y), nullptr, p.bias, p.bias_type, static_cast<int>(p.M),
-                                  static_cast<int>(p.N)};
+  const wgmma::Biased<T> epilogue{static_cast<T*>(p.y), p.row_scale,           p.bias,
+                                  p.bias_type,          static_cast<int>(p.M), static_cast<int>(p.N)};
   return wgmma::with_tile(kShapes, tile_of(config), [&](auto shape) {
     using Weights = wgmma::Int4Weights<T, S, kScaleChunks, decltype(shape), /*kOfExpert=*/true>;
     return wgmma::launch_grouped<T, shape.kBlockM>(p, Weights{static_cast<int>(group_size)}, {lines.map, scale.map, zero.map},

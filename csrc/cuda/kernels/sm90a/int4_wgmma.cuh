@@ -201,11 +201,12 @@ struct Biased {
   Element bias_type;
   int M, N;
 
-  // What ends with the rows of an expert. There is no bias behind the last one.
+  // What ends with the rows of an expert. Behind the last one sums are zero, and so is what becomes of them.
   __device__ Biased of_expert(bool is_expert, int expert, int end) const {
     Biased own = *this;
     const int64_t bytes = bias_type == Element::fp32 ? 4 : 2;
     own.bias = is_expert && bias != nullptr ? static_cast<const char*>(bias) + expert * bytes * N : nullptr;
+    if (!is_expert) own.row_scale = nullptr;
     own.M = end;
     return own;
   }

@@ -7,14 +7,14 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
 #include "cuda/kernels/sm90a/rowwise_wgmma_choice.h"
-#include "cuda/kernels/sm90a/tensor_map.h"
+#include "cuda/kernels/sm90a/rowwise_wgmma_launch.h"
 
 namespace aoext::cuda {
 namespace {
 
-constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));  // of a multiprocessor, less what one block costs
-
-TileScheduler schedule(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::schedule_of(p.M, p.N, p.K, c); }
+// Of a multiprocessor, less what one block costs.
+template <class Scheduler>
+constexpr int kSharedMemory = (227 << 10) - int(sizeof(WorkOf<Scheduler>));
 
 // BLOCK_N of the kernel that multiplies tiles of so many output channels, the least that holds them; 0 where none does.
 constexpr int height(int tile_n, bool x_left) {
@@ -24,29 +24,19 @@ constexpr int height(int tile_n, bool x_left) {
 }
 
 // As many stages as fit.
-template <class Output, int kBlockN, int kBlockM>
+template <class Output, class Scheduler, int kBlockN, int kBlockM>
 constexpr int stages() {
   using Empty = wgmma::RowwiseLayout<Output, kBlockN, kBlockM, 0>;
-  return (kSharedMemory - Empty::kBytes) / (Empty::kStage + 16) / Empty::kTurns * Empty::kTurns;
+  return (kSharedMemory<Scheduler> - Empty::kBytes) / (Empty::kStage + 16) / Empty::kTurns * Empty::kTurns;
 }
 
-template <Element kType, class Output, int kBlockN, int kBlockM>
+template <Element kType, class Output, class Scheduler, int kBlockN, int kBlockM>
 cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream_t stream) {
-  constexpr int kStages = stages<Output, kBlockN, kBlockM>();
+  constexpr int kStages = stages<Output, Scheduler, kBlockN, kBlockM>();
   using L = wgmma::RowwiseLayout<Output, kBlockN, kBlockM, kStages>;
-  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kBlockN, kBlockM, kStages>;
-
-  wgmma::RowwiseParams a{};
-  a.p = p;
-  a.tiles = {static_cast<int>(ceil_div(p.N, config.block_n)), static_cast<int>(ceil_div(p.M, kBlockM))};
-  a.tile_n = config.block_n;
-  a.schedule = schedule(p, config);
-  a.copy_rows = wgmma::copy_rows(p.M, kBlockM);
-  a.w_policy = a.tiles.along_m == 1 ? kEvictFirst : kEvictNormal;
-  const auto map = [&](const void* data, int64_t rows, int64_t copied) {
-    return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
-  };
-  const TensorMap x = map(p.x, p.M, a.copy_rows), w = map(p.weight, p.N, config.block_n);
+  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kBlockN, kBlockM, kStages, Scheduler>;
+  const auto a = wgmma::rowwise_params<Scheduler>(p, config);
+  const TensorMap x = wgmma::lines_of_x(p, a.copy_rows), w = wgmma::lines_of_w(p, p.experts, config.block_n);
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
 
   const Grid grid{static_cast<unsigned>(config.blocks),  wgmma::kRowwiseThreads, L::kBytes, stream,
@@ -74,6 +64,12 @@ void for_each_tile(F&& f) {
        Tile<128, 32>(), Tile<128, 64>(), Tile<128, 128>(), Tile<128, 256>());
 }
 
+// Those for experts.
+constexpr bool has_expert_tile(Element type, Element output, int block_n, int block_m) {
+  const bool low = block_n == 64 && block_m == 32, high = block_n == wgmma::kPairN && block_m >= 64;
+  return (low || high) && has_tile(type, output, block_n, block_m);
+}
+
 template <Element kType, Element kOutput>
 cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
@@ -82,7 +78,9 @@ cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream
   for_each_tile([&](auto tile) {
     using T = decltype(tile);
     if constexpr (has_tile(kType, kOutput, T::kBlockN, T::kBlockM))
-      if (T::is_of(c)) error = launch<kType, Output, T::kBlockN, T::kBlockM>(p, c, stream);
+      if (T::is_of(c) && p.experts == 0) error = launch<kType, Output, TileScheduler, T::kBlockN, T::kBlockM>(p, c, stream);
+    if constexpr (has_expert_tile(kType, kOutput, T::kBlockN, T::kBlockM))
+      if (T::is_of(c) && p.experts > 0) error = launch<kType, Output, GroupedScheduler, T::kBlockN, T::kBlockM>(p, c, stream);
   });
   return error;
 }
@@ -97,8 +95,8 @@ cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, cudaStre
 }
 
 // What tells instances apart.
-using Key = std::array<int, 4>;
-constexpr std::array<const char*, 4> kKeyNames = {"type", "output", "height", "block_m"};
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"type", "output", "height", "block_m", "experts"};
 
 // f(key) of each. A float32 and an int32 result have one, of int8 alone.
 template <class F>
@@ -107,21 +105,28 @@ void for_each_instance(F&& f) {
     for (const Element output : {Element::bf16, Element::fp16, Element::fp32})
       if (output != Element::fp32 || type == Element::int8)
         for_each_tile([&](auto tile) {
-          if (has_tile(type, output, tile.kBlockN, tile.kBlockM)) f(Key{int(type), int(output), tile.kBlockN, tile.kBlockM});
+          const auto add = [&](int experts) { f(Key{int(type), int(output), tile.kBlockN, tile.kBlockM, experts}); };
+          if (has_tile(type, output, tile.kBlockN, tile.kBlockM)) add(0);
+          if (has_expert_tile(type, output, tile.kBlockN, tile.kBlockM)) add(1);
         });
 }
 
 Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) {
   const Element output = p.output == Element::int32 ? Element::fp32 : p.output;
-  return {int(p.type), int(output), height(c.block_n, c.x_is_left), c.block_m};
+  return {int(p.type), int(output), height(c.block_n, c.x_is_left), c.block_m, p.experts > 0};
 }
 
 }  // namespace
 
 Choice<RowwiseWgmmaConfig> KernelOf<RowwiseWgmmaConfig>::choose(const RowwiseLinear& p, const Device& device) {
+  const wgmma::TileProblem problem{p.M, p.N, p.K, p.type == Element::int8, wgmma::kLine};
+  const auto& known = fits_of(device).rowwise_wgmma.tiles;
+  if (p.experts > 0)
+    return wgmma::choose_expert_tiles<RowwiseWgmmaConfig>(problem, p.experts, device, known, [&](int block_n, int block_m) {
+      return has_expert_tile(p.type, p.output, block_n, block_m);
+    });
   return wgmma::choose_tiles(
-             {p.M, p.N, p.K, p.type == Element::int8, wgmma::kLine}, device, fits_of(device).rowwise_wgmma.tiles,
-             [&](const auto& tile, int) { return has_tile(p.type, p.output, tile.height, tile.block_m); },
+             problem, device, known, [&](const auto& tile, int) { return has_tile(p.type, p.output, tile.height, tile.block_m); },
              [](const auto& tile) { return !wgmma::is_x_left(tile.height); })
       .as<RowwiseWgmmaConfig>();
 }
@@ -131,15 +136,19 @@ bool KernelOf<RowwiseWgmmaConfig>::takes(const RowwiseLinear& p) {
   const bool half = p.output == Element::bf16 || p.output == Element::fp16;
   const bool word = p.output == Element::fp32 || p.output == Element::int32;
   return is_8bit(p.type) && p.type == p.weight_type && (half || (word && p.type == Element::int8)) && p.K % 16 == 0 &&
-         is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
+         is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost &&
+         (p.experts == 0 || wgmma::takes_experts(p.M, p.N, p.experts));
 }
 
 bool KernelOf<RowwiseWgmmaConfig>::fits(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
+  if (p.experts > 0)
+    return !c.x_is_left && has_expert_tile(p.type, p.output, c.block_n, c.block_m) && c.stream_k_blocks == 0 && c.cluster == 1 &&
+           c.blocks > 0;
   bool tile = false;
   for_each_tile([&](auto t) { tile = tile || (t.is_of(c) && has_tile(p.type, p.output, t.kBlockN, t.kBlockM)); });
   if (!tile || c.block_n < 16 || c.block_n % 16 != 0 || c.stream_k_blocks != 0 || c.cluster < 1 || c.cluster > 2 || c.blocks < 1)
     return false;
-  const TileScheduler s = schedule(p, c);
+  const TileScheduler s = wgmma::schedule_of(p.M, p.N, p.K, c);
   return schedule_fits(s, c.blocks) && !(c.x_is_left && s.whole_tiles < s.tiles);
 }
 

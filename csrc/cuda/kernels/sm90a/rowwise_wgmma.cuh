@@ -31,14 +31,26 @@ namespace aoext::cuda::wgmma {
 constexpr int kSteps = kLine / 32;  // an instruction takes 32 k
 constexpr int kEarly = 4;           // k-tiles of w that are prefetched into L2 while the last kernel ends
 
+template <class Scheduler>
 struct RowwiseParams {
   RowwiseLinear p;
   Tiles tiles;
-  TileScheduler schedule;  // what lies outside K in the last k-tile is zero
-  int tile_n;              // output channels of a tile: BLOCK_N or fewer
-  int copy_rows;           // rows of x in one copy
-  uint64_t w_policy;       // cache hint for L2
+  Scheduler schedule;  // what lies outside K in the last k-tile is zero
+  int tile_n;          // output channels of a tile: BLOCK_N or fewer
+  int copy_rows;       // rows of x in one copy
+  uint64_t w_policy;   // cache hint for L2
 };
+
+// The product whose tile it is.
+__device__ inline const RowwiseLinear& product_of(const RowwiseLinear& p, const WorkTile&) { return p; }
+// Behind the last expert sums are zero, and so is what becomes of them.
+__device__ inline RowwiseLinear product_of(const RowwiseLinear& p, const GroupedTile& work) {
+  const bool is_expert = work.expert < p.experts;
+  RowwiseLinear own = of_expert(p, is_expert ? work.expert : 0);
+  if (!is_expert) own.row_scale = nullptr, own.scale = own.bias = nullptr;
+  own.M = work.end;
+  return own;
+}
 
 // ---- Shared memory ----
 
@@ -233,9 +245,17 @@ __device__ inline void add(float* sums, const float (&part)[kCount]) {
 constexpr int kRowwiseThreads = kPair + 128;                  // setmaxnreg moves registers between whole warpgroups
 constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;  // of a thread
 
-// Initialises the barriers of a block, and finds what it works through. By one thread.
-template <class L, int kStages>
-__device__ inline void init_block(const TileScheduler& s, BlockWork& block_work, uint32_t shared, int full_arrivals) {
+// Initialises the barriers of a block, and finds what it works through. By its first thread or, of experts, by the last warp, a
+// producer that has nothing else to do yet.
+template <class L, int kStages, int kBlockM, class Scheduler>
+__device__ inline void init_block(const Scheduler& s, WorkOf<Scheduler>& block_work, uint32_t shared, int full_arrivals) {
+  if constexpr (kGrouped<Scheduler>) {
+    if (warp_index() == kRowwiseThreads / 32 - 1) {
+      wait_for_last_kernel();
+      block_work.find(s, kBlockM);
+    }
+  }
+  if (threadIdx.x > 0) return;
   const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
   for (int i = 0; i < kStages; ++i) {
     barrier_init(full + 8 * i, full_arrivals);
@@ -243,17 +263,27 @@ __device__ inline void init_block(const TileScheduler& s, BlockWork& block_work,
   }
   if (s.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, s.cluster);
   barrier_init_fence();
-  block_work.find(s);
+  if constexpr (!kGrouped<Scheduler>) block_work.find(s);
+}
+
+// A k-tile of w's rows from `row` on.
+template <class Scheduler>
+__device__ inline void copy_w(uint32_t to, const CUtensorMap* map, uint32_t arrived, int k, int row, int expert,
+                              uint64_t policy) {
+  if constexpr (kGrouped<Scheduler>)
+    copy_matrix_tile(to, map, arrived, k, row, expert);
+  else
+    copy_tile(to, map, arrived, k, row, policy);
 }
 
 // The producer: copies k-tiles of w (kW), of x (kX), or of both into the stages. By one thread.
-template <class L, int kBlockN, int kBlockM, int kStages, bool kW, bool kX>
-__device__ inline void copy_stages(const RowwiseParams& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
-                                   uint32_t empty, const CUtensorMap& x_map, const CUtensorMap& w_map) {
+template <class L, int kBlockN, int kBlockM, int kStages, bool kW, bool kX, class Scheduler>
+__device__ inline void copy_stages(const RowwiseParams<Scheduler>& a, const WorkOf<Scheduler>& block_work, uint32_t shared,
+                                   uint32_t full, uint32_t empty, const CUtensorMap& x_map, const CUtensorMap& w_map) {
   Ring<kStages> ring;
-  for_each_work</*kStreamK=*/false>(a.schedule, block_work, [&](const WorkTile& work) {
-    const Tile tile = tile_of(a.tiles, work.tile, kBlockM, a.tile_n);
-    const int rows = copied_rows(a.p.M, tile, kBlockM, a.copy_rows);
+  for_each_work</*kStreamK=*/false>(a.schedule, block_work, [&](const auto& work) {
+    const Tile tile = tile_of(a.tiles, work, kBlockM, a.tile_n);
+    const int rows = copied_rows(rows_end(work, a.p.M), tile, kBlockM, a.copy_rows);
     const int end = (work.first_k_tile + work.k_tiles) * kLine;
 #pragma unroll 1
     for (int k = work.first_k_tile * kLine; k < end; k += kLine) {
@@ -261,7 +291,7 @@ __device__ inline void copy_stages(const RowwiseParams& a, const BlockWork& bloc
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if (kW) {
         barrier_expect(arrived, (a.tile_n + rows) * kLine);
-        copy_tile(to, &w_map, arrived, k, tile.n, a.w_policy);
+        copy_w<Scheduler>(to, &w_map, arrived, k, tile.n, weight_of(work), a.w_policy);
       }
 #pragma unroll 1
       for (int row = 0; kX && row < rows; row += a.copy_rows)
@@ -271,23 +301,23 @@ __device__ inline void copy_stages(const RowwiseParams& a, const BlockWork& bloc
   });
 }
 
-template <Element kType, class Output, int kBlockN, int kBlockM, int kStages>
+template <Element kType, class Output, int kBlockN, int kBlockM, int kStages, class Scheduler>
 __global__ void __launch_bounds__(kRowwiseThreads, 1)
     rowwise_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                  const __grid_constant__ RowwiseParams a) {
+                  const __grid_constant__ RowwiseParams<Scheduler> a) {
   using L = RowwiseLayout<Output, kBlockN, kBlockM, kStages>;
   constexpr bool kHigh = L::kTurns == 1;  // each warpgroup has output channels of its own; else they take turns with k-tiles
   constexpr int kColumns = L::kXIsLeft ? kBlockN : kBlockM;
   constexpr int kTurns = L::kTurns;
   using Sum = WgmmaSum<kType>;
-  const TileScheduler& s = a.schedule;
+  const Scheduler& s = a.schedule;
   extern __shared__ char unaligned[];
-  __shared__ BlockWork block_work;
+  __shared__ WorkOf<Scheduler> block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
   const int warp = warp_index(), lane = threadIdx.x % 32;
 
-  if (threadIdx.x == 0) init_block<L, kStages>(s, block_work, shared, /*full_arrivals=*/1);
+  init_block<L, kStages, kBlockM>(s, block_work, shared, /*full_arrivals=*/1);
   __syncthreads();
   if (s.cluster > 1) cluster_arrive_initialised();
 
@@ -299,9 +329,11 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     constexpr auto kYes = std::true_type();
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
-      const WorkTile first = first_work(s, block_work);
-      const int row = tile_of(a.tiles, first.tile, kBlockM, a.tile_n).n;
-      for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * kLine, row);
+      if constexpr (!kGrouped<Scheduler>) {
+        const WorkTile first = first_work(s, block_work);
+        const int row = tile_of(a.tiles, first.tile, kBlockM, a.tile_n).n;
+        for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * kLine, row);
+      }
       wait_for_last_kernel(), start_next_kernel();
       copy(kYes, std::bool_constant<kHigh>());
     } else if (!kHigh && threadIdx.x == kPair + 32) {
@@ -336,13 +368,13 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first));
     };
 
-    for_each_work</*kStreamK=*/false>(s, block_work, [&](const WorkTile& work) {
-      Tile tile = tile_of(a.tiles, work.tile, kBlockM, a.tile_n);
+    for_each_work</*kStreamK=*/false>(s, block_work, [&](const auto& work) {
+      Tile tile = tile_of(a.tiles, work, kBlockM, a.tile_n);
       tile.end_n = tile.n + a.tile_n;
       if constexpr (!kHigh) tile.group_n = 0, tile.group_m = kBlockM / 2;
       if constexpr (L::kXIsLeft) tile.group_n = 0;
       Scales<L> scales;
-      scales.load(a.p, tile, me.group, thread);
+      scales.load(product_of(a.p, work), tile, me.group, thread);
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) sums[i] = 0;
       if constexpr (kType == Element::int8) {
@@ -396,7 +428,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       sync_threads_of(kGroupBarrier + me.group, 128);
 
       const RowwiseEpilogue<Sum, Output> epilogue = {static_cast<Output*>(a.p.y),
-                                                     int(a.p.M),
+                                                     rows_end(work, a.p.M),
                                                      int(a.p.N),
                                                      a.p.output == Element::int32,
                                                      tile,
@@ -405,7 +437,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       if constexpr (L::kXIsLeft)
         write_x_left_tile<kColumns>(sums, me, epilogue, tile);
       else
-        finish_tile<L>(sums, me, epilogue, tile, work.k_tiles < s.k_tiles, shared);
+        finish_tile<L>(sums, me, epilogue, tile, !kGrouped<Scheduler> && work.k_tiles < s.k_tiles, shared);
     });
   }
 }

@@ -5,6 +5,7 @@
 
 #include "cuda/fits.h"
 #include "cuda/kernels/choice.h"
+#include "cuda/kernels/experts.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
 #include "cuda/kernels/tile_scheduler.h"
 #include "cuda/kernels/wgmma_config.h"
@@ -80,6 +81,36 @@ Choice<WgmmaConfig> choose_tiles(const TileProblem& p, const Device& device, con
     }
   }
   return best;
+}
+
+// The same of experts, among tiles with swap_ab that `has(block_n, block_m)`: for as many tiles as experts.h expects, in turns,
+// beside reading the weights of the experts that are hit.
+template <class Config, class Tiles, class Has>
+Choice<Config> choose_expert_tiles(const TileProblem& p, int64_t experts, const Device& device, const Tiles& known, Has&& has) {
+  const RowwiseWgmmaFit& fit = fits_of(device).rowwise_wgmma;
+  const int sms = device.multiprocessors;
+  const double from_memory = fit.memory * bandwidth_ratio(device), hit = experts_hit(p.M, experts);
+  const double reading = hit * static_cast<double>(p.N) * p.K * p.w_line / kLine / from_memory;
+  Choice<Config> best;
+  for (const RowwiseWgmmaFit::Tile& cost : known) {
+    if (is_x_left(cost.height) || !has(cost.height, cost.block_m)) continue;
+    const double along_n = ceil_div(p.N, cost.height), tiles = expected_row_tiles(p.M, experts, cost.block_m) * along_n;
+    const double at_once = std::min<double>(tiles, sms), bytes = (cost.height + cost.block_m) * kLine;
+    const double step = std::max(p.int8 ? cost.int8 : cost.float8, at_once * bytes / fit.caches);
+    const double tile = ceil_div(p.K, kLine) * step + fit.tile + fit.output * cost.height * cost.block_m;
+    const double multiplying = std::ceil(tiles / sms) * tile;
+    const auto most = static_cast<int64_t>(along_n) * most_row_tiles(p.M, experts, cost.block_m);
+    Config config{};
+    config.block_m = cost.block_m, config.block_n = cost.height, config.cluster = 1;
+    config.blocks = static_cast<int>(std::min<int64_t>(most, sms));
+    best.consider(config, std::max(multiplying, reading) + fit.both * std::min(multiplying, reading));
+  }
+  return best;
+}
+
+// Whether a launch counts experts and tiles.
+inline bool takes_experts(int64_t M, int64_t N, int64_t experts) {
+  return experts <= kMostExperts && ceil_div(N, 64) * most_row_tiles(M, experts, 32) < int64_t{1} << 31;
 }
 
 }  // namespace aoext::cuda::wgmma

@@ -43,7 +43,7 @@ cudaError_t launch_product(const ScaledLinear& p, const WgmmaConfig& c, const Ch
   constexpr int kChunk = kLine / kSub;
 
   ScaledInt4Params a{};
-  a.rowwise = scaled_rowwise_params(p, c);
+  a.rowwise = rowwise_params<TileScheduler>(without_scales(p), c);
   a.rowwise.p.row_scale = p.x_scale;
   a.zero = p.zero, a.scale_type = p.scale_type, a.scale_k = p.scale_k;
   a.groups = static_cast<int>(w_groups(p)), a.group_chunks = a.groups == 1 ? 1 << 30 : static_cast<int>(p.w_group / kChunk);

@@ -29,7 +29,7 @@
 namespace aoext::cuda::wgmma {
 
 struct ScaledInt4Params {
-  RowwiseParams rowwise;  // row_scale is the scale of x
+  RowwiseParams<TileScheduler> rowwise;  // row_scale is the scale of x
   const void* zero;
   int64_t scale_k;  // from a group's scales and zeros to the next one's
   int groups, group_chunks;
@@ -87,7 +87,7 @@ template <class L, int kBlockM, int kStages, int kSub>
 __device__ inline void copy_int4_stages(const ScaledInt4Params& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
                                         uint32_t empty, const CUtensorMap& x_map, const CUtensorMap& w_map,
                                         const CUtensorMap& scale_map, const CUtensorMap& sums_map) {
-  const RowwiseParams& r = a.rowwise;
+  const RowwiseParams<TileScheduler>& r = a.rowwise;
   const int scale_bytes = kSub * kPairN * (a.scale_type == Element::fp32 ? 4 : 2);
   Ring<kStages> ring;
   for_each_work</*kStreamK=*/false>(r.schedule, block_work, [&](const WorkTile& work) {
@@ -329,14 +329,14 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                       const __grid_constant__ CUtensorMap scale_map, const __grid_constant__ CUtensorMap sums_map,
                       const __grid_constant__ ScaledInt4Params a) {
   using L = ScaledInt4Layout<Output, kBlockM, kStages, kSub>;
-  const RowwiseParams& r = a.rowwise;
+  const RowwiseParams<TileScheduler>& r = a.rowwise;
   const TileScheduler& s = r.schedule;
   extern __shared__ char unaligned[];
   __shared__ BlockWork block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const int warp = warp_index(), lane = threadIdx.x % 32;
 
-  if (threadIdx.x == 0) init_block<L, kStages>(s, block_work, shared, /*full_arrivals=*/1);
+  init_block<L, kStages, kBlockM>(s, block_work, shared, /*full_arrivals=*/1);
   __syncthreads();
   if (s.cluster > 1) cluster_arrive_initialised();
 

@@ -32,15 +32,16 @@ bool is_tile_of(const ScaledLinear& p, int block_n, int block_m) {
   if (by == ScaledBy::tile && p.block_n % block_n != 0 && p.block_n < p.N) return false;
   bool found = false;
   for_each_scaled_tile([&](auto tile) {
-    found =
-        found || (tile.kBlockN == block_n && tile.kBlockM == block_m && has_scaled_tile(by, p.type, p.output, block_n, block_m));
+    const bool has =
+        p.experts > 0 ? has_expert_tile(by, block_n, block_m) : has_scaled_tile(by, p.type, p.output, block_n, block_m);
+    found = found || (tile.kBlockN == block_n && tile.kBlockM == block_m && has);
   });
   return found;
 }
 
 // What tells instances apart; `by` counts ScaledBy.
-using Key = std::array<int, 6>;
-constexpr std::array<const char*, 6> kKeyNames = {"by", "sub", "type", "output", "block_n", "block_m"};
+using Key = std::array<int, 7>;
+constexpr std::array<const char*, 7> kKeyNames = {"by", "sub", "type", "output", "block_n", "block_m", "experts"};
 
 // f(key) of each.
 template <class F>
@@ -50,9 +51,13 @@ void for_each_instance(F&& f) {
     for (const Element type : {Element::int8, Element::e4m3})
       for (const Element output : {Element::bf16, Element::fp16})
         for_each_scaled_tile([&](auto tile) {
+          const auto add = [&](int experts) {
+            f(Key{int(kind.by), kind.sub, int(type), int(output), tile.kBlockN, tile.kBlockM, experts});
+          };
           if (has_scaled_tile(kind.by, type, output, tile.kBlockN, tile.kBlockM) &&
               (kind.by != ScaledBy::group || kind.sub >= least_sub(type, output)))
-            f(Key{int(kind.by), kind.sub, int(type), int(output), tile.kBlockN, tile.kBlockM});
+            add(0);
+          if (has_expert_tile(kind.by, tile.kBlockN, tile.kBlockM)) add(1);
         });
 }
 
@@ -93,7 +98,8 @@ bool KernelOf<ScaledWgmmaConfig>::takes(const ScaledLinear& p) {
     scales = p.scale_type == Element::fp32 ||
              (p.scale_type == Element::e8m0 && p.w_group == kLeast && p.K % kLine == 0 && is_aligned(p.scale, 4));
   return (p.type == Element::e4m3 || p.type == Element::int8) && half && chunks && scales && p.K % 16 == 0 && is_aligned(p.x) &&
-         is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
+         is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost &&
+         (p.experts == 0 || (kind.by != ScaledBy::group && takes_experts(p.M, p.N, p.experts)));
 }
 
 Choice<ScaledWgmmaConfig> KernelOf<ScaledWgmmaConfig>::choose(const ScaledLinear& p, const Device& device) {
@@ -101,6 +107,9 @@ Choice<ScaledWgmmaConfig> KernelOf<ScaledWgmmaConfig>::choose(const ScaledLinear
   const TileProblem problem{p.M, p.N, p.K, p.type == Element::int8, is_int4(p) ? kLine / 2 : kLine};
   const auto has = [&](const auto& tile, int rows) { return tile.height == rows && is_tile_of(p, rows, tile.block_m); };
   const auto shares = [&](const auto& tile) { return !is_x_left(kind.by, tile.block_m); };
+  if (p.experts > 0)
+    return choose_expert_tiles<ScaledWgmmaConfig>(problem, p.experts, device, fits_of(device).rowwise_wgmma.tiles,
+                                                  [&](int block_n, int block_m) { return is_tile_of(p, block_n, block_m); });
   if (is_int4(p)) return choose_tiles(problem, device, fits_of(device).scaled_int4_tiles, has, shares).as<ScaledWgmmaConfig>();
   auto best = choose_tiles(problem, device, fits_of(device).rowwise_wgmma.tiles, has, shares);
   // Many rows of x, and tiles of BLOCK_N = 64 only: what was not measured.
@@ -114,14 +123,15 @@ Choice<ScaledWgmmaConfig> KernelOf<ScaledWgmmaConfig>::choose(const ScaledLinear
 }
 
 bool KernelOf<ScaledWgmmaConfig>::fits(const ScaledLinear& p, const ScaledWgmmaConfig& c) {
-  const bool x_is_left = is_x_left(scaled_kind(p).by, c.block_m);
+  const bool x_is_left = p.experts == 0 && is_x_left(scaled_kind(p).by, c.block_m);
   if (!is_tile_of(p, c.block_n, c.block_m) || c.x_is_left != x_is_left) return false;
   if (c.stream_k_blocks != 0 || c.cluster < 1 || c.cluster > (x_is_left ? 1 : 2) || c.blocks < 1) return false;
+  if (p.experts > 0) return c.cluster == 1;
   return schedule_fits(schedule_of(p.M, p.N, p.K, c), c.blocks);
 }
 
 int64_t scaled_wgmma_pitch(const ScaledLinear& p, const WgmmaConfig& c) {
-  return is_x_left(scaled_kind(p).by, c.block_m) ? chunk_pitch(p.M) : 0;
+  return p.experts == 0 && is_x_left(scaled_kind(p).by, c.block_m) ? chunk_pitch(p.M) : 0;
 }
 
 size_t KernelOf<ScaledWgmmaConfig>::workspace(const ScaledLinear& p, const ScaledWgmmaConfig& c) {

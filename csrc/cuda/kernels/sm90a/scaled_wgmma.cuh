@@ -24,12 +24,13 @@ namespace aoext::cuda::wgmma {
 // channel; int4 (scaled_int4_wgmma.cuh).
 enum class ScaledBy { tile, row, group };
 
+template <class Scheduler>
 struct ScaledParams {
-  RowwiseParams rowwise;
+  RowwiseParams<Scheduler> rowwise;
   const void* scale;  // as in ScaledLinear
   // Scales of x, [M, x_groups]. Where x is the left operand, by chunks, [x_chunks, x_groups], so that rows are neighbours.
   const float* x_values;
-  int64_t scale_n;
+  int64_t scale_n, expert_scales;  // of a row of blocks of w, and of an expert
   int block_n, x_groups, w_groups;
   int x_chunks, w_chunks;  // chunks of k that share a value; x's by chunks as above
   int x_chunk;             // k-tiles that share one of these
@@ -41,9 +42,10 @@ struct ScaledParams {
 constexpr bool is_x_left(ScaledBy by, int block_m) { return by == ScaledBy::tile && block_m >= kPairN; }
 
 // kSub: chunks of a k-tile that have scales of their own.
-template <ScaledBy kBy, class Output, int kBlockN, int kBlockM, int kStages, int kSub>
+template <ScaledBy kBy, class Output, class Scheduler, int kBlockN, int kBlockM, int kStages, int kSub>
 struct ScaledLayout {
-  static constexpr bool kXIsLeft = is_x_left(kBy, kBlockM);
+  // Not of experts, whose first row of x may lie anywhere in pieces of 16 bytes of its scales.
+  static constexpr bool kXIsLeft = !kGrouped<Scheduler> && is_x_left(kBy, kBlockM);
   static constexpr int kTurns = !kXIsLeft && kBlockN == kPairN / 2 ? 2 : 1;  // in which the warpgroups take k-tiles
   static_assert(kStages % kTurns == 0);
   static constexpr int kGroupM = kBlockM, kGroupN = kXIsLeft ? kBlockN : 64;
@@ -80,16 +82,17 @@ constexpr int kValueThreads = 64;  // of the two warps that copy scales
 
 // Copies the scales of x and w for each k-tile into its stage. Addresses are computed once a tile, so that a k-tile costs a
 // thread little more than its copies.
-template <ScaledBy kBy, class L, int kBlockN, int kBlockM, int kStages, int kSub>
-__device__ inline void copy_values(const ScaledParams& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
-                                   uint32_t empty, int thread) {
+template <ScaledBy kBy, class L, int kBlockN, int kBlockM, int kStages, int kSub, class Scheduler>
+__device__ inline void copy_values(const ScaledParams<Scheduler>& a, const WorkOf<Scheduler>& block_work, uint32_t shared,
+                                   uint32_t full, uint32_t empty, int thread) {
   const RowwiseLinear& p = a.rowwise.p;
   constexpr int kOfX = (kBlockM + kValueThreads - 1) / kValueThreads, kOfW = kBlockN / kValueThreads;
   const auto column = [](int chunk, int chunks, int groups) { return min(chunks == 1 ? chunk : chunk / chunks, groups - 1); };
   Ring<kStages> ring;
-  for_each_work</*kStreamK=*/false>(a.rowwise.schedule, block_work, [&](const WorkTile& work) {
-    const Tile tile = tile_of(a.rowwise.tiles, work.tile, kBlockM, kBlockN);
-    const int rows = min(kBlockM, int(p.M) - tile.m), channels = min(kBlockN, int(p.N) - tile.n);
+  for_each_work</*kStreamK=*/false>(a.rowwise.schedule, block_work, [&](const auto& work) {
+    const Tile tile = tile_of(a.rowwise.tiles, work, kBlockM, kBlockN);
+    const int64_t expert_scales = weight_of(work) * a.expert_scales;
+    const int rows = min(kBlockM, rows_end(work, p.M) - tile.m), channels = min(kBlockN, int(p.N) - tile.n);
     [[maybe_unused]] const float* of_x[kOfX];
     if constexpr (!L::kXIsLeft) {
 #pragma unroll
@@ -98,13 +101,14 @@ __device__ inline void copy_values(const ScaledParams& a, const BlockWork& block
         of_x[i] = a.x_values + int64_t(tile.m + (m < rows ? m : 0)) * a.x_groups;
       }
     }
-    [[maybe_unused]] const float* const of_tile = static_cast<const float*>(a.scale) + int64_t(tile.n / a.block_n) * a.scale_n;
+    [[maybe_unused]] const float* const of_tile =
+        static_cast<const float*>(a.scale) + expert_scales + int64_t(tile.n / a.block_n) * a.scale_n;
     [[maybe_unused]] const char* of_w[kOfW];
     if constexpr (kBy == ScaledBy::row) {
 #pragma unroll
       for (int i = 0; i < kOfW; ++i) {
         const int n = thread + i * kValueThreads;
-        const int64_t first = (tile.n + (n < channels ? n : 0)) / a.block_n * a.scale_n;
+        const int64_t first = expert_scales + (tile.n + (n < channels ? n : 0)) / a.block_n * a.scale_n;
         of_w[i] = static_cast<const char*>(a.scale) + first * (a.scale_type == Element::e8m0 ? 1 : 4);
       }
     }
@@ -149,20 +153,20 @@ __device__ inline void copy_values(const ScaledParams& a, const BlockWork& block
 
 // The producer, as rowwise_wgmma.cuh's copy_stages: this one counts k-tiles and knows BLOCK_N, whereas that one counts k and
 // takes tiles of fewer output channels. One loop for both costs either kernel instructions.
-template <class L, int kBlockN, int kBlockM, int kStages, bool kW, bool kX>
-__device__ inline void copy_scaled_stages(const RowwiseParams& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
-                                          uint32_t empty, const CUtensorMap& x_map, const CUtensorMap& w_map) {
+template <class L, int kBlockN, int kBlockM, int kStages, bool kW, bool kX, class Scheduler>
+__device__ inline void copy_scaled_stages(const RowwiseParams<Scheduler>& a, const WorkOf<Scheduler>& block_work, uint32_t shared,
+                                          uint32_t full, uint32_t empty, const CUtensorMap& x_map, const CUtensorMap& w_map) {
   Ring<kStages> ring;
-  for_each_work</*kStreamK=*/false>(a.schedule, block_work, [&](const WorkTile& work) {
-    const Tile tile = tile_of(a.tiles, work.tile, kBlockM, kBlockN);
-    const int rows = copied_rows(a.p.M, tile, kBlockM, a.copy_rows);
+  for_each_work</*kStreamK=*/false>(a.schedule, block_work, [&](const auto& work) {
+    const Tile tile = tile_of(a.tiles, work, kBlockM, kBlockN);
+    const int rows = copied_rows(rows_end(work, a.p.M), tile, kBlockM, a.copy_rows);
 #pragma unroll 1
     for (int stage = work.first_k_tile; stage < work.first_k_tile + work.k_tiles; ++stage) {
       const uint32_t arrived = full + 8 * ring.full(), to = shared + ring.slot() * L::kStage;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if (kW) {
         barrier_expect(arrived, L::kWBytes + rows * kLine);
-        copy_tile(to, &w_map, arrived, stage * kLine, tile.n, a.w_policy);
+        copy_w<Scheduler>(to, &w_map, arrived, stage * kLine, tile.n, weight_of(work), a.w_policy);
       }
 #pragma unroll 1
       for (int row = 0; kX && row < rows; row += a.copy_rows)
@@ -175,7 +179,7 @@ __device__ inline void copy_scaled_stages(const RowwiseParams& a, const BlockWor
 // ---- The consumers ----
 
 // A warpgroup's part of a tile, as one of its threads.
-template <ScaledBy kBy, Element kType, class Output, class L, int kBlockN, int kBlockM, int kStages, int kSub>
+template <ScaledBy kBy, Element kType, class Output, class Scheduler, class L, int kBlockN, int kBlockM, int kStages, int kSub>
 class ScaledConsumer {
   static constexpr bool kXIsLeft = L::kXIsLeft;
 
@@ -187,18 +191,19 @@ class ScaledConsumer {
   static constexpr int kPart = kColumns / 2;
   float sums[kPieces][kPart];
 
-  __device__ ScaledConsumer(const ScaledParams& a, const Thread& me, uint32_t shared)
+  __device__ ScaledConsumer(const ScaledParams<Scheduler>& a, const Thread& me, uint32_t shared)
       : a_(a), me_(me), shared_(shared), full_(shared + L::kBarriers), empty_(full_ + 8 * kStages), ring_(kHigh ? 0 : me.group) {
     next_ = kHigh ? 0 : me.group;
     lane_row_ = me.warp_row % 64 + me.lane / 4;
   }
 
-  __device__ void multiply(const WorkTile& work, const Tile& tile) {
+  template <class Work>
+  __device__ void multiply(const Work& work, const Tile& tile) {
 #pragma unroll
     for (auto& piece : sums)
 #pragma unroll
       for (float& sum : piece) sum = 0;
-    scale_row_ = tile.n / a_.block_n * a_.scale_n;
+    scale_row_ = weight_of(work) * a_.expert_scales + tile.n / a_.block_n * a_.scale_n;
     if (next_ < work.k_tiles) wait();
 #pragma unroll 1
     for (; next_ < work.k_tiles; next_ += L::kTurns) {
@@ -228,7 +233,7 @@ class ScaledConsumer {
   static constexpr int kPairs = kXIsLeft ? 1 : kPart / 4;  // of scales of x that a thread's sums have
   using Sum = WgmmaSum<kType>;
 
-  const ScaledParams& a_;
+  const ScaledParams<Scheduler>& a_;
   const Thread& me_;
   uint32_t shared_, full_, empty_;
   Ring<kStages> ring_;
@@ -330,22 +335,22 @@ class ScaledConsumer {
 
 // ---- The kernel ----
 
-template <ScaledBy kBy, Element kType, class Output, int kBlockN, int kBlockM, int kStages, int kSub>
+template <ScaledBy kBy, Element kType, class Output, class Scheduler, int kBlockN, int kBlockM, int kStages, int kSub>
 __global__ void __launch_bounds__(kRowwiseThreads, 1)
     scaled_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                 const __grid_constant__ ScaledParams a) {
-  using L = ScaledLayout<kBy, Output, kBlockN, kBlockM, kStages, kSub>;
-  using Consumer = ScaledConsumer<kBy, kType, Output, L, kBlockN, kBlockM, kStages, kSub>;
+                 const __grid_constant__ ScaledParams<Scheduler> a) {
+  using L = ScaledLayout<kBy, Output, Scheduler, kBlockN, kBlockM, kStages, kSub>;
+  using Consumer = ScaledConsumer<kBy, kType, Output, Scheduler, L, kBlockN, kBlockM, kStages, kSub>;
   constexpr bool kHigh = Consumer::kHigh;
-  const RowwiseParams& r = a.rowwise;
-  const TileScheduler& s = r.schedule;
+  const RowwiseParams<Scheduler>& r = a.rowwise;
+  const Scheduler& s = r.schedule;
   extern __shared__ char unaligned[];
-  __shared__ BlockWork block_work;
+  __shared__ WorkOf<Scheduler> block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
   const int warp = warp_index(), lane = threadIdx.x % 32;
 
-  if (threadIdx.x == 0) init_block<L, kStages>(s, block_work, shared, /*full_arrivals=*/1 + kValueThreads);
+  init_block<L, kStages, kBlockM>(s, block_work, shared, /*full_arrivals=*/1 + kValueThreads);
   __syncthreads();
   if (s.cluster > 1) cluster_arrive_initialised();
 
@@ -357,9 +362,11 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     constexpr auto kYes = std::true_type();
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
-      const WorkTile first = first_work(s, block_work);
-      const int row = tile_of(r.tiles, first.tile, kBlockM, kBlockN).n;
-      for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * kLine, row);
+      if constexpr (!kGrouped<Scheduler>) {
+        const WorkTile first = first_work(s, block_work);
+        const int row = tile_of(r.tiles, first.tile, kBlockM, kBlockN).n;
+        for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * kLine, row);
+      }
       wait_for_last_kernel(), start_next_kernel();
       copy(kYes, std::bool_constant<kHigh>());
     } else if (!kHigh && threadIdx.x == kPair + 32) {
@@ -381,19 +388,19 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     const uint32_t channels = shared + L::kChannels + me.group * L::kGroupN * int(sizeof(Channel)),
                    row_scales = shared + L::kRowScales + me.group * L::kGroupM * int(sizeof(float));
     Consumer consumer(a, me, shared);
-    for_each_work</*kStreamK=*/false>(s, block_work, [&](const WorkTile& work) {
-      Tile tile = tile_of(r.tiles, work.tile, kBlockM, kBlockN);
+    for_each_work</*kStreamK=*/false>(s, block_work, [&](const auto& work) {
+      Tile tile = tile_of(r.tiles, work, kBlockM, kBlockN);
       tile.end_n = tile.n + kBlockN;
       if constexpr (!kHigh) tile.group_n = 0, tile.group_m = kBlockM / 2;
       if constexpr (L::kXIsLeft) tile.group_n = 0;
       Scales<L> scales;
-      scales.load(r.p, tile, me.group, thread);
+      scales.load(product_of(r.p, work), tile, me.group, thread);
       consumer.multiply(work, tile);
       scales.store(channels, row_scales, thread);
       sync_threads_of(kGroupBarrier + me.group, 128);
 
       const RowwiseEpilogue<float, Output> epilogue = {static_cast<Output*>(r.p.y),
-                                                       int(r.p.M),
+                                                       rows_end(work, r.p.M),
                                                        int(r.p.N),
                                                        false,
                                                        tile,
@@ -407,7 +414,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           write_x_left_tile<Consumer::kColumns>(consumer.sums[piece], in_piece, epilogue, tile);
         }
       } else {
-        finish_tile<L>(consumer.sums[0], me, epilogue, tile, work.k_tiles < s.k_tiles, shared);
+        finish_tile<L>(consumer.sums[0], me, epilogue, tile, !kGrouped<Scheduler> && work.k_tiles < s.k_tiles, shared);
       }
     });
   }

@@ -4,9 +4,8 @@
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/scaled_wgmma.h"
-#include "cuda/kernels/sm90a/rowwise_wgmma_choice.h"
+#include "cuda/kernels/sm90a/rowwise_wgmma_launch.h"
 #include "cuda/kernels/sm90a/scaled_wgmma.cuh"
-#include "cuda/kernels/sm90a/tensor_map.h"
 
 namespace aoext::cuda::wgmma {
 
@@ -31,6 +30,12 @@ constexpr bool has_scaled_tile(ScaledBy by, Element type, Element output, int bl
   return few || (block_n == 64 && block_m == 64);
 }
 
+// Those of experts.
+constexpr bool has_expert_tile(ScaledBy by, int block_n, int block_m) {
+  return by != ScaledBy::group && ((block_n == 64 && block_m == 32) || (block_n == 128 && block_m == 128) ||
+                                   (by == ScaledBy::tile ? block_n == 128 && block_m == 64 : block_n == 64 && block_m == 64));
+}
+
 // The fewest chunks of a k-tile: float8 whose results are fp16 the tensor cores add up for 64 k alone.
 constexpr int least_sub(Element type, Element output) { return type == Element::e4m3 && output == Element::fp16 ? 2 : 1; }
 
@@ -48,32 +53,27 @@ void for_each_scaled_tile(F&& f) {
 }
 
 // Without what scales the sums.
-inline RowwiseParams scaled_rowwise_params(const ScaledLinear& p, const WgmmaConfig& c) {
-  RowwiseParams params{};
-  RowwiseLinear& r = params.p;
+inline RowwiseLinear without_scales(const ScaledLinear& p) {
+  RowwiseLinear r{};
   r.x = p.x, r.weight = p.weight, r.bias = p.bias, r.y = p.y;
   r.M = p.M, r.N = p.N, r.K = p.K, r.type = r.weight_type = p.type, r.bias_type = p.bias_type, r.output = p.output;
-  params.tiles = {static_cast<int>(ceil_div(p.N, c.block_n)), static_cast<int>(ceil_div(p.M, c.block_m))};
-  params.tile_n = c.block_n;
-  params.schedule = schedule_of(p.M, p.N, p.K, c);
-  params.copy_rows = copy_rows(p.M, c.block_m);
-  params.w_policy = params.tiles.along_m == 1 ? kEvictFirst : kEvictNormal;
-  return params;
+  r.ends = p.ends, r.experts = p.experts;
+  return r;
 }
 
-template <ScaledBy kBy, Element kType, class Output, int kBlockN, int kBlockM, int kSub>
+template <ScaledBy kBy, Element kType, class Output, class Scheduler, int kBlockN, int kBlockM, int kSub>
 cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream) {
-  using Empty = ScaledLayout<kBy, Output, kBlockN, kBlockM, 0, kSub>;
-  constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));
+  using Empty = ScaledLayout<kBy, Output, Scheduler, kBlockN, kBlockM, 0, kSub>;
+  constexpr int kSharedMemory = (227 << 10) - int(sizeof(WorkOf<Scheduler>));
   constexpr int kStages =
       (kSharedMemory - Empty::kBytes) / (Empty::kStage + Empty::kStageValues + 16) / Empty::kTurns * Empty::kTurns;
-  using L = ScaledLayout<kBy, Output, kBlockN, kBlockM, kStages, kSub>;
+  using L = ScaledLayout<kBy, Output, Scheduler, kBlockN, kBlockM, kStages, kSub>;
   constexpr int kChunk = kLine / kSub;
 
-  ScaledParams a{};
-  a.rowwise = scaled_rowwise_params(p, c);
+  ScaledParams<Scheduler> a{};
+  a.rowwise = rowwise_params<Scheduler>(without_scales(p), c);
   const auto chunks = [&](int64_t group, int64_t groups) { return groups == 1 ? 1 << 30 : static_cast<int>(group / kChunk); };
-  a.scale = p.scale, a.scale_type = p.scale_type, a.scale_n = p.scale_n;
+  a.scale = p.scale, a.scale_type = p.scale_type, a.scale_n = p.scale_n, a.expert_scales = scale_rows(p) * w_groups(p);
   a.block_n = static_cast<int>(p.block_n);
   a.w_groups = static_cast<int>(w_groups(p)), a.w_chunks = chunks(p.w_group, w_groups(p));
   a.x_values = L::kXIsLeft ? by_chunks : p.x_scale;
@@ -81,28 +81,33 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
   a.x_chunk = chunks(p.x_group, x_groups(p));
   a.x_chunks = L::kXIsLeft ? static_cast<int>(x_groups(p)) : a.x_chunk;
 
-  const TensorMap x(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K},
-                    {kLine, a.rowwise.copy_rows});
-  const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.N}, {p.K}, {kLine, kBlockN});
+  const TensorMap x = lines_of_x(p, a.rowwise.copy_rows), w = lines_of_w(p, p.experts, kBlockN);
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
   const Grid grid{static_cast<unsigned>(c.blocks),  kRowwiseThreads,    L::kBytes, stream,
                   static_cast<unsigned>(c.cluster), Overlap::after_ours};
-  return launch(scaled_wgmma<kBy, kType, Output, kBlockN, kBlockM, kStages, kSub>, grid, x.map, w.map, a);
+  return launch(scaled_wgmma<kBy, kType, Output, Scheduler, kBlockN, kBlockM, kStages, kSub>, grid, x.map, w.map, a);
+}
+
+template <ScaledBy kBy, Element kType, Element kOutput, int kSub>
+cudaError_t launch_output(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream) {
+  using Output = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
+  cudaError_t error = cudaErrorInvalidValue;
+  for_each_scaled_tile([&](auto tile) {
+    using T = decltype(tile);
+    if constexpr (has_scaled_tile(kBy, kType, kOutput, T::kBlockN, T::kBlockM))
+      if (T::is_of(c) && p.experts == 0)
+        error = launch_scaled<kBy, kType, Output, TileScheduler, T::kBlockN, T::kBlockM, kSub>(p, c, by_chunks, stream);
+    if constexpr (has_expert_tile(kBy, T::kBlockN, T::kBlockM))
+      if (T::is_of(c) && p.experts > 0)
+        error = launch_scaled<kBy, kType, Output, GroupedScheduler, T::kBlockN, T::kBlockM, kSub>(p, c, nullptr, stream);
+  });
+  return error;
 }
 
 template <ScaledBy kBy, Element kType, int kSub>
 cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream) {
-  cudaError_t error = cudaErrorInvalidValue;
-  for_each_scaled_tile([&](auto tile) {
-    using T = decltype(tile);
-    if constexpr (has_scaled_tile(kBy, kType, Element::bf16, T::kBlockN, T::kBlockM))
-      if (T::is_of(c) && p.output == Element::bf16)
-        error = launch_scaled<kBy, kType, __nv_bfloat16, T::kBlockN, T::kBlockM, kSub>(p, c, by_chunks, stream);
-    if constexpr (has_scaled_tile(kBy, kType, Element::fp16, T::kBlockN, T::kBlockM))
-      if (T::is_of(c) && p.output == Element::fp16)
-        error = launch_scaled<kBy, kType, __half, T::kBlockN, T::kBlockM, kSub>(p, c, by_chunks, stream);
-  });
-  return error;
+  return p.output == Element::bf16 ? launch_output<kBy, kType, Element::bf16, kSub>(p, c, by_chunks, stream)
+                                   : launch_output<kBy, kType, Element::fp16, kSub>(p, c, by_chunks, stream);
 }
 
 // The parts, each in a file of its own, so that they are compiled side by side.

@@ -118,15 +118,24 @@ struct GroupedWork {
   }
 };
 
-template <class Body>
+template <bool kStreamK = false, class Body>
 __device__ inline void for_each_work(const GroupedScheduler& s, const GroupedWork& mine, Body&& body) {
 #pragma unroll 1
   for (int index = blockIdx.x; index < mine.tiles; index += gridDim.x) body(mine.tile(s, index));
 }
 
+template <class Scheduler>
+constexpr bool kGrouped = std::is_same_v<Scheduler, GroupedScheduler>;
+
 // What a block finds of a schedule.
 template <class Scheduler>
-using WorkOf = std::conditional_t<std::is_same_v<Scheduler, GroupedScheduler>, GroupedWork, BlockWork>;
+using WorkOf = std::conditional_t<kGrouped<Scheduler>, GroupedWork, BlockWork>;
+
+// Where the rows of x end that a tile may have, of M in all; and the expert whose weight it is, 0 where there is one weight.
+__device__ inline int rows_end(const WorkTile&, int64_t M) { return static_cast<int>(M); }
+__device__ inline int rows_end(const GroupedTile& work, int64_t) { return work.end; }
+__device__ inline int weight_of(const WorkTile&) { return 0; }
+__device__ inline int weight_of(const GroupedTile& work) { return work.expert; }
 
 // ---- Stream-K ----
 

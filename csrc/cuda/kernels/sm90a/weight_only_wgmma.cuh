@@ -79,9 +79,6 @@ struct Params {
   int copy_rows;       // rows of x in one copy
 };
 
-template <class Scheduler>
-constexpr bool kGrouped = std::is_same_v<Scheduler, GroupedScheduler>;
-
 // ---- Shared memory ----
 
 template <class Weights, class Output, int kBlockM, int kXStages, int kWStages, int kWarpgroupSplits>
@@ -320,7 +317,11 @@ __global__ void __launch_bounds__(threads(kWarpgroupSplits, Weights::kBlockN), 1
       typename Epilogue::template Rows<L::kOwnM, kBlockN <= kPairN> rows;  // three warpgroups have no registers for them
       const auto load_rows = [&] {
         const Tile tile = tile_of(p.tiles, work, kBlockM, kBlockN);
-        rows.load(p.epilogue, tile.m + (L::kShares ? me.split * L::kOwnM : 0), lane);
+        const int first_m = tile.m + (L::kShares ? me.split * L::kOwnM : 0);
+        if constexpr (kGrouped<Scheduler>)
+          rows.load(p.epilogue.of_expert(work.expert < p.schedule.experts, work.expert, work.end), first_m, lane);
+        else
+          rows.load(p.epilogue, first_m, lane);
       };
 #pragma unroll
       for (int i = 0; i < kBlockM / 2; ++i) sums[i] = 0;
