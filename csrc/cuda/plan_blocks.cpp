@@ -17,11 +17,12 @@ BlocksKernels choose_for_experts(const BlockLinear& raw, const Device& device) {
   using Decode = KernelOf<BlocksDecodeConfig>;
   using Fp4 = KernelOf<Fp4DecodeConfig>;
   using Wgmma = KernelOf<BlocksWgmmaConfig>;
+  using Mma = KernelOf<BlocksMmaConfig>;
   const bool many = raw.N >= kRoundedColumns, few = raw.M <= kMostExpertRows;
   BlocksKernels best = BlocksAny{};
   double least = 1e30;
   const auto consider = [&](const auto& choice, double more) {
-    if (choice.config.blocks > 0 && choice.microseconds + more < least) best = choice.config, least = choice.microseconds + more;
+    if (choice.microseconds + more < least) best = choice.config, least = choice.microseconds + more;
   };
   if (few && many && Fp4::takes(raw))
     consider(Fp4::choose(raw, device), 0);
@@ -29,6 +30,8 @@ BlocksKernels choose_for_experts(const BlockLinear& raw, const Device& device) {
     consider(Decode::choose(raw, device), 0);
   if (many && device.features.cover(Wgmma::kNeeds) && Wgmma::takes(raw))
     consider(Wgmma::choose(raw, device), fits_of(device).between.finding_experts);
+  else if (many && Mma::takes(raw))
+    consider(Mma::choose(raw, device), 0);
   return best;
 }
 

@@ -56,18 +56,21 @@ int64_t whole_pieces(int64_t K) { return ceil_div(K, kPiece) * kPiece; }
 // The host knows the rows of all experts and not those of one. Generic, which waits for the device, is never chosen.
 RowwiseKernels choose_for_experts(const RowwiseLinear& raw, const Device& device) {
   using Decode = KernelOf<RowwiseDecodeConfig>;
+  using Mma = KernelOf<RowwiseMmaConfig>;
   using Wgmma = KernelOf<RowwiseWgmmaConfig>;
   using WeightOnly = KernelOf<WeightOnlyWgmmaConfig>;
   const double finding = fits_of(device).between.finding_experts;
   RowwiseKernels best = RowwiseAny{};
   double least = 1e30;
   const auto consider = [&](const auto& choice, double more) {
-    if (choice.config.blocks > 0 && choice.microseconds + more < least) best = choice.config, least = choice.microseconds + more;
+    if (choice.microseconds + more < least) best = choice.config, least = choice.microseconds + more;
   };
   if (raw.M <= kMostExpertRows && Decode::takes(raw)) consider(Decode::choose(raw, device), 0);
-  if (!device.features.wgmma) return best;
-  if (is_exact(raw) && Wgmma::takes(raw)) consider(Wgmma::choose(raw, device), finding);
-  if (WeightOnly::takes(raw)) consider(WeightOnly::choose(raw, device), finding);
+  const bool wgmma = device.features.wgmma, engine = wgmma && is_exact(raw) && Wgmma::takes(raw);
+  const bool widens = wgmma && WeightOnly::takes(raw);
+  if (engine) consider(Wgmma::choose(raw, device), finding);
+  if (widens) consider(WeightOnly::choose(raw, device), finding);
+  if (!engine && !widens && Mma::takes(raw)) consider(Mma::choose(raw, device), 0);
   return best;
 }
 
