@@ -447,15 +447,14 @@ def cuts() -> Iterator[Case]:
                     config = {**cut, "ahead": 512, "block_m": block_m}
                     yield Case("int4_grouped_ring", GROUPED, of_experts, config)
             if cut["tiles"] >= cut["cluster"]:
+                fewer = {**cut, "k_splits": min(cut["k_splits"], 12 // cut["tiles"])}  # than 15 warps
                 rows = Problem(M, 350, 4112, 4112, BF16, FP32, experts=3)
                 for name in ("weight_only_linear int8", "scaled_mm float8_e4m3fn"):
-                    yield Case("rowwise_decode", name, rows, cut)
-                if cut["blocks"] == 2:
-                    yield Case("rowwise_decode", "scaled_linear int8", rows, cut)
+                    yield Case("rowwise_decode", name, rows, fewer)
                 four_bits = Problem(M, 350, 8320, 8320, BF16, BF16, experts=3)
-                yield Case("fp4_decode", "weight_only_linear mxfp4", four_bits, cut)
-                yield Case("blocks_decode", "weight_only_linear nf4", four_bits, cut)
-                yield Case("blocks_decode", "weight_only_linear float8 128x128", rows, cut)
+                yield Case("fp4_decode", "weight_only_linear mxfp4", four_bits, fewer)
+                yield Case("blocks_decode", "weight_only_linear nf4", four_bits, fewer)
+                yield Case("blocks_decode", "weight_only_linear float8 128x128", rows, fewer)
             for block, scale in (((1, 32), E8M0), ((1, 16), E4M3)):
                 config = {**cut, "ahead": 512}
                 yield of_blocks("fp4_decode", LUT4, block, scale, M, 350, 8320, BF16, config, E2M1)
@@ -588,6 +587,7 @@ def cuts() -> Iterator[Case]:
                     ("rowwise_any", "weight_only_linear float8_e5m2"),
                     ("blocks_any", "weight_only_linear lut4"),
                     ("blocks_any", "weight_only_linear int8 blocks"),
+                    ("blocks_any", "weight_only_linear int8 zeros"),
                 ):
                     yield Case(kernel, name, problem, {})
                 if dtype is not FP32:
@@ -595,6 +595,7 @@ def cuts() -> Iterator[Case]:
                         ("rowwise_any", "scaled_mm int8"),
                         ("scaled_any", "scaled_mm float8_e4m3fn blocks"),
                         ("scaled_any", "scaled_mm int4 by int8"),
+                        ("scaled_any", "scaled_mm int8 zeros"),
                     ):
                         yield Case(kernel, name, problem, {})
         yield Case("rowwise_any", "scaled_mm_rowwise", Problem(M, 77, 416, 416), {})

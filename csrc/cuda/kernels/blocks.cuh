@@ -13,6 +13,7 @@ __device__ __forceinline__ BlockLinear of_expert(const BlockLinear& p, int64_t e
   static_cast<RowwiseLinear&>(own) = of_expert(static_cast<const RowwiseLinear&>(p), expert);
   const int64_t scales = (p.N + p.block_n - 1) / p.block_n * ((p.K + p.block_k - 1) / p.block_k);
   own.block_scale = behind(p.block_scale, expert * scales, p.block_scale_type);
+  if (p.zero) own.zero = p.zero + expert * scales;
   return own;
 }
 
