@@ -1,4 +1,4 @@
-"""transformers' Llama with random weights, quantised by a scheme, and what decodes with it."""
+"""transformers' Llama and Qwen3-MoE with random weights, quantised by a scheme, and their decoding."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    StaticCache,
+)
 
 from schemes import Scheme
 
-# Sizes by name. "small" is what the CPU figures are of; "tiny" is for tests.
+# Sizes by name: of Llama, or with experts of Qwen3-MoE. "small" and "experts-small" are what the CPU figures
+# are of; "tiny" and "experts-tiny" are for tests.
 _8B: dict[str, Any] = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -20,6 +27,17 @@ _8B: dict[str, Any] = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "vocab_size": 128256,
+}
+_30B_A3B: dict[str, Any] = {
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
 }
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -58,6 +76,30 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "8b-16-layers": {**_8B, "num_hidden_layers": 16},
     "8b": _8B,
+    "experts-tiny": {
+        "hidden_size": 128,
+        "moe_intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 192,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "experts-small": {
+        "hidden_size": 1024,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 32000,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+    },
+    "30b-a3b-8-layers": {**_30B_A3B, "num_hidden_layers": 8},
+    "30b-a3b": _30B_A3B,
 }
 POSITIONS = 4096  # that a model knows
 
@@ -69,8 +111,13 @@ def make(size: str, scheme: Scheme, device: torch.device, dtype: torch.dtype, se
     torch.set_default_dtype(scheme.dtype or dtype)
     try:
         with torch.device(device):
-            config = LlamaConfig(**SIZES[size], max_position_embeddings=POSITIONS)
-            model = LlamaForCausalLM(config).eval().requires_grad_(False)
+            sizes = {**SIZES[size], "max_position_embeddings": POSITIONS}
+            model: Any
+            if "num_experts" in sizes:
+                model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, norm_topk_prob=True))
+            else:
+                model = LlamaForCausalLM(LlamaConfig(**sizes))
+            model.eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(before)
     if scheme.quantise:

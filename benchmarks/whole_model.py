@@ -1,11 +1,13 @@
-"""A whole model, as transformers runs it: tokens a second of Llama by scheme, eager and compiled.
+"""A whole model, as transformers runs it: tokens a second by scheme, eager and compiled.
 
     python benchmarks/whole_model.py --device cuda --size 8b --scheme bf16 --scheme int4 --scheme ao_int4
     python benchmarks/whole_model.py --size small --threads 2
+    python benchmarks/whole_model.py --size experts-small --threads 2
 
-Weights are random. Every scheme quantises the same linear layers; "ao_…" are torchao's of the same name, the
-peers that ratios stand against. Eager steps run under inference_mode, no_grad and with gradients enabled,
-compiled ones by torch.compile with a static cache (mode="reduce-overhead" on a GPU), under no_grad.
+It is Llama, or Qwen3-MoE for sizes with experts; weights are random. Every scheme quantises the same linear
+layers; "ao_…" are torchao's of the same name, which leave experts as they are, and the peers that ratios stand
+against. Eager steps run under inference_mode, no_grad and with gradients enabled, compiled ones by torch.compile
+with a static cache (mode="reduce-overhead" on a GPU), under no_grad.
 """
 
 from __future__ import annotations
@@ -286,7 +288,7 @@ def main(
     ):
         out, where = console(), _versions(environment(device.device))
         out.print(summary_line(where))
-        out.print(f"transformers {where['transformers']}, torchao {where['torchao']}; Llama {options.size}")
+        out.print(f"transformers {where['transformers']}, torchao {where['torchao']}; model {options.size}")
         observer = Observer([torch.get_num_threads()], device.watch)
         if (early := observer.before()).busy:
             out.print(bench_view.busy(early))

@@ -10,12 +10,14 @@ from torch import Tensor
 
 import aoext
 from aoext import reference
+from aoext.formats import table
 from aoext.formats.dtypes import EXPONENT_DTYPES
 from aoext.formats.table import Code
 from aoext.reference import values
 from aoext.tensors import (
     BlockwiseTensor,
     Float8Tensor,
+    Int2Tensor,
     Int4Tensor,
     Int8Tensor,
     Lut4Tensor,
@@ -31,9 +33,8 @@ OPERATORS = aoext.ops.operators()
 KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE, "sort_by_expert"]
 # What the generic kernels serve on XPUs.
 BY_ATEN_ON_XPU = (
+    *(kind for kind in KINDS if "int2" in kind.split()),
     "convert_weight_to_int4pack",
-    "sort_by_expert",
-    "dequantize int8 zeros",
     "weight_only_linear int8 zeros",
 )
 # One kind of each operator.
@@ -63,6 +64,8 @@ FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
     "int4_prescaled": lambda w: _prescaled(Int4Tensor.from_hp(w, [1, GROUP_SIZE])),
     "int4_int8": lambda w: Int4Tensor.from_hp(w, BLOCK, activation=torch.int8),
     "int4_float8": lambda w: Int4Tensor.from_hp(w, BLOCK, symmetric=True, activation=E4M3),
+    "int2": lambda w: Int2Tensor.from_hp(w, BLOCK),
+    "int2_symmetric": lambda w: Int2Tensor.from_hp(w, BLOCK, symmetric=True, activation=torch.int8),
     "int8": Int8Tensor.from_hp,
     "int8_dynamic": lambda w: Int8Tensor.from_hp(w, dynamic_activation=True),
     "float8": Float8Tensor.from_hp,
@@ -83,8 +86,24 @@ FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
     "nf4": lambda w: Lut4Tensor.from_hp(w, "nf4", block_size=BLOCK),
 }
 
+# The formats whose groups divide K, by name, and the largest magnitude of their codes.
+LARGEST_CODES = {f.name: max(-f.lowest, f.highest) for f in table.FORMATS.values() if f.scales == "groups"}
+
+
+def is_by_groups(format: str) -> bool:
+    return format.split("_")[0] in LARGEST_CODES
+
+
 # The largest loss of weights, by what their format's name has; in this order.
-LARGEST_LOSS = {"int4": 0.13, "int8": 0.02, "float8": 0.07, "fp8": 0.07, "fp4": 0.16, "nf4": 0.13}
+LARGEST_LOSS = {
+    "int2": 0.45,
+    "int4": 0.13,
+    "int8": 0.02,
+    "float8": 0.07,
+    "fp8": 0.07,
+    "fp4": 0.16,
+    "nf4": 0.13,
+}
 
 # One of each class, for tests of what does not depend on the rest.
 CLASSES = ["int4", "int8_dynamic", "float8", "block_float8_dynamic", "nvfp4"]

@@ -13,13 +13,14 @@ pytest.importorskip("transformers")
 from click.testing import CliRunner
 
 from aoext.cli.commands import cli
+from moe_models import build
 from test_transformers import FOREIGN, foreign_checkpoint, llama
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 @pytest.mark.parametrize("name", ["models.md", "lora.md"])
-def test_snippets_run(tmp_path, monkeypatch, name):
+def test_snippets_run(tmp_path, monkeypatch, name, generator):
     for package in ("diffusers", "peft", "sentence_transformers", "torchao"):
         pytest.importorskip(package)
     from test_diffusers import transformer
@@ -28,6 +29,7 @@ def test_snippets_run(tmp_path, monkeypatch, name):
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
     llama().save_pretrained("my-model")
+    build("qwen3", generator, torch.bfloat16).save_pretrained("my-moe-model")
     foreign_checkpoint(tmp_path / "my-gptq-model", *FOREIGN["gptq"])
     write_encoder(tmp_path / "my-encoder")
     transformer().save_pretrained("my-pipeline/transformer")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import swa_utils
 
 from aoext.reference import randn
-from formats import CLASSES, FORMATS, HIGH_PRECISION, quantized, same
+from formats import CLASSES, FORMATS, HIGH_PRECISION, is_by_groups, quantized, same
 
 N, K = 24, 64
 
@@ -24,7 +24,7 @@ class Model(nn.Module):
         self.down, self.up = nn.Linear(K, N, device=device), nn.Linear(N, K, device=device)
         self.register_buffer("shift", randn(generator, N).to(device))
         for layer in (self.down, self.up):
-            if layer is self.down or not format.startswith("int4"):
+            if layer is self.down or not is_by_groups(format):
                 weight = quantized(format, *layer.weight.shape, torch.float32, device, generator)
                 layer.weight = nn.Parameter(weight, requires_grad=False)
             layer.bias.data = randn(generator, *layer.bias.shape).to(device)

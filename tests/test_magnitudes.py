@@ -12,7 +12,7 @@ import aoext
 from aoext.formats.dtypes import EXPONENT_DTYPES
 from aoext.formats.table import Code
 from aoext.reference import assert_close, randn, values
-from formats import FORMATS, largest_loss, meaning, product
+from formats import FORMATS, LARGEST_CODES, largest_loss, meaning, product
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = [BF16, FP16, FP32]
@@ -73,7 +73,7 @@ def test_the_smallest_weights_get_scales_as_good_as_there_are(format, size, gene
     scale = fields.get("global_scale", fields["scale"])
     step = 2.0**-127 if scale.dtype in EXPONENT_DTYPES else torch.finfo(scale.dtype).smallest_normal
     step *= 1 if scale.dtype in EXPONENT_DTYPES else torch.finfo(scale.dtype).eps
-    limit = {"int4": 8, "int8": 127, "float8": 448, "mxfp8": 1, "fp4": 6, "nf4": 1}
+    limit = {**LARGEST_CODES, "int8": 127, "float8": 448, "mxfp8": 1, "fp4": 6, "nf4": 1}
     codes = next(limit[kind] for kind in limit if kind in format)
     error = (meaning(weight) - w.double()).norm()
     assert error <= largest_loss(format) * w.double().norm() + codes * step * w.numel() ** 0.5

@@ -8,6 +8,7 @@ from torch.nn.functional import linear
 
 from aoext.reference import assert_close, randn
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
+from aoext.tensors.groups import GroupsTensor
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, meaning, product, quantized, same
 
 BF16, FP16, FP32 = HIGH_PRECISION
@@ -226,7 +227,7 @@ def test_to_dtype_converts_what_is_in_the_activations_dtype(weight, dtype):
     assert (converted is weight) == (dtype is BF16)
     for name, field in converted.named_fields():
         before = getattr(weight, name)
-        follows = isinstance(weight, Int4Tensor) and name != "qdata"
+        follows = isinstance(weight, GroupsTensor) and name != "qdata"
         assert field.dtype is (dtype if follows else before.dtype)
         assert torch.equal(field.float(), before.float().to(field.dtype).float())
     assert same(converted.to(BF16), weight)

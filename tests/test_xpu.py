@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
 # Kinds of calls with a kernel of this device.
-OWN = [kind for kind in [*ALL_CALLS, "quantize rows"] if kind not in BY_ATEN_ON_XPU]
+OWN = [kind for kind in [*ALL_CALLS, "quantize rows", "sort_by_expert"] if kind not in BY_ATEN_ON_XPU]
 needs_simulator = pytest.mark.skipif(XPU_SIM is None, reason="the XPU is a real one")
 
 
@@ -33,6 +33,9 @@ def call_of(operator: str, generator: torch.Generator, M: int = 3, **options) ->
     if operator == "quantize rows":
         x = randn(generator, M, 256, dtype=BF16)
         return reference.Call("quantize", (x, torch.int8), {}, x)
+    if operator == "sort_by_expert":
+        expert = reference.routed(M, 2, 37, generator)
+        return reference.Call(operator, (expert, 37), {}, expert)
     return ALL_CALLS[operator](Problem(M, 96, 256, 128, BF16, BF16, **options), generator)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Generator
 
 import aoext
+from aoext import reference
 from aoext.formats.table import Code, code_of
 from aoext.library.info import build_config
 from aoext.ops import ao, plan, with_plan
@@ -194,6 +195,10 @@ def test_every_kernel_without_tiles_runs(generator: Generator) -> None:
         expected, of_blocks = quantized_blocks(x, INT8, block[1] if block else columns)
         assert torch.equal(values.cpu(), expected)
         assert torch.equal(scales.cpu(), of_blocks)
+    for dtype in (torch.int32, torch.int64):
+        expert = reference.routed(9, 2, 5, generator).to(dtype)
+        order, offsets = ao.sort_by_expert(expert.to("xpu"), 5)
+        assert (order.tolist(), offsets.tolist()) == reference.sorted_by_expert(expert, 5)
     others = {kernel for kernel in KERNELS if "_tile." not in kernel}
     assert others - built() == {"arrange_input.lanes/arrange_input"} - built()
 

@@ -19,8 +19,7 @@ Source dequantize_source(const LinearProblem& p) {
 }
 
 bool dequantize_serves(sycl::queue& queue, const LinearProblem& p) {
-  return p.K <= std::numeric_limits<int>::max() / 2 && !p.subtracts_zero_point && knows(Key::XPU, p.code) &&
-         serves(queue, dequantize_source(p));
+  return p.K <= std::numeric_limits<int>::max() / 2 && knows(Key::XPU, p.code) && serves(queue, dequantize_source(p));
 }
 
 void dequantize_groups(sycl::queue& queue, const LinearProblem& p, const Weight& w, const Tensor& out) {
@@ -38,14 +37,16 @@ void dequantize_groups(sycl::queue& queue, const LinearProblem& p, const Weight&
 
 void dequantize_blocks(sycl::queue& queue, const LinearProblem& p, const Weight& w, const Tensor& out) {
   static const Module& kernel = module("dequantize_blocks.lanes", "dequantize_blocks");
-  const OptionalTensor table = contiguous(w.table), global_scale = contiguous(w.global_scale);
+  const OptionalTensor table = contiguous(w.table), global_scale = contiguous(w.global_scale),
+                       zero_point = contiguous(w.zero_point);
   constexpr size_t kWidth = kSubGroups * kLanes;
   launch(
       queue, kernel,
       sycl::nd_range<2>({static_cast<size_t>(ceil_div(p.N, kRows)), static_cast<size_t>(ceil_div(p.K, int64_t{kWidth})) * kWidth},
                         {1, kWidth}),
-      out.mutable_data_ptr(), w.values.const_data_ptr(), floats_of(table), w.scale.const_data_ptr(), floats_of(global_scale), p.N,
-      p.block_n, static_cast<int>(p.K), static_cast<int>(p.group_size), element(p.code), element(p.output), element(p.scale));
+      out.mutable_data_ptr(), w.values.const_data_ptr(), floats_of(table), w.scale.const_data_ptr(),
+      static_cast<const int8_t*>(data_of(zero_point)), floats_of(global_scale), p.N, p.block_n, static_cast<int>(p.K),
+      static_cast<int>(p.group_size), element(p.code), element(p.output), element(p.scale));
 }
 
 Tensor dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const OptionalIntegers& block_size,

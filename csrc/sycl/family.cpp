@@ -26,6 +26,7 @@ const char* source_name(Source source) {
     case Source::linear_any: return "linear_any";
     case Source::quantize_rowwise: return "quantize_rowwise";
     case Source::scale_rows: return "scale_rows";
+    case Source::sort_by_expert: return "sort_by_expert";
     case Source::onednn: return "onednn";
   }
   return "";
@@ -83,8 +84,8 @@ std::vector<Family> families(const Device& device) {
       }
     }
   }
-  for (const Source source :
-       {Source::dequantize_blocks, Source::dequantize_int4, Source::int4pack_mm, Source::linear_any, Source::quantize_rowwise})
+  for (const Source source : {Source::dequantize_blocks, Source::dequantize_int4, Source::int4pack_mm, Source::linear_any,
+                              Source::quantize_rowwise, Source::sort_by_expert})
     found.push_back({source});
   std::sort(found.begin(), found.end());  // a device without a matrix engine, and tiles of one kind of groups, come twice
   found.erase(std::unique(found.begin(), found.end()), found.end());

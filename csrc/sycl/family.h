@@ -25,6 +25,7 @@ enum class Source {
   linear_any,
   quantize_rowwise,
   scale_rows,
+  sort_by_expert,
   onednn,
 };
 

@@ -16,6 +16,9 @@ namespace {
 // More rows of x have too many counts to remember, and such products take longer than choosing.
 constexpr int64_t kRememberedRows = 512;
 
+// Up to how many rows of x the kernel for every size is before a product of ATen's by a weight that is dequantised for it.
+constexpr int64_t kMostAnyRows = 64;
+
 bool plan_any(Plan& plan, const LinearProblem& p, Asked& asked) {
   if (p.K >= kMaxAnyDepth || !asked.serves({Source::linear_any})) return false;
   plan.algorithm = Algorithm::any;
@@ -31,7 +34,7 @@ struct Candidate {
 // Best first.
 std::vector<Candidate> candidates(const LinearProblem& p, const Device& device) {
   std::vector<Candidate> all;
-  if (p.experts == 0 && p.subtracts_zero_point) return {{Algorithm::generic}};
+  if (p.experts == 0 && p.subtracts_zero_point && p.M > kMostAnyRows) return {{Algorithm::generic}};
   for (const Engine engine : {Engine::dpas, Engine::emulated, Engine::lanes}) all.push_back({Algorithm::tile, engine});
   if (p.experts == 0 && has_product(p)) {  // of experts it would have the host wait for the offsets
     const bool matrix = device.engine != Engine::lanes && p.input != ScalarType::Float;

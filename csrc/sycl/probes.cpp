@@ -131,6 +131,8 @@ std::vector<LinearProblem> any_problems() {
   }
   for (const ScalarType scale : {ScalarType::Half, ScalarType::Float8_e4m3fn, ScalarType::Float8_e8m0fnu})
     all.push_back(problem(Code::lut4, ScalarType::Float, scale, M, N, K, block_n, block_k));
+  all.push_back(problem(Code::int8, ScalarType::Float, ScalarType::BFloat16, M, N, K, block_n, block_k));
+  all.back().subtracts_zero_point = true;
   return all;
 }
 
@@ -167,6 +169,11 @@ std::vector<Trial> trials_of(sycl::queue& queue, const Family& family) {
             dequantize_trial(draw, problem(Code::int4, ScalarType::Float, ScalarType::BFloat16, 0, 20, 384, 1, group)));
       break;
     case Source::quantize_rowwise: add_quantize(trials, draw); break;
+    case Source::sort_by_expert:
+      for (const ScalarType dtype : {ScalarType::Int, ScalarType::Long})
+        for (const int64_t experts : {1, 37})
+          for (const Trial& trial : sort_trials(draw, dtype, 300, experts)) trials.push_back(trial);
+      break;
     case Source::int4pack_mm:
       for (const int64_t inner_k_tiles : {2, 4, 8})
         for (const int64_t M : {1, 3, 9}) trials.push_back(int4pack_trial(draw, M, inner_k_tiles));

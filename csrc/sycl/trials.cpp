@@ -39,6 +39,7 @@ Drawn weight_of(Draw& draw, const LinearProblem& p) {
   w.scale = draw.positive(sizes, p.scale);
   if (!by_groups) w.block = Integers{p.block_n, p.group_size};
   if (format.zero == Format::Zero::added) w.zero_point = draw.normal(sizes, p.scale);
+  if (p.subtracts_zero_point) w.zero_point = draw.bytes(sizes);
   if (format.has_table) w.table = draw.normal({16}, ScalarType::Float), w.global_scale = draw.positive({1}, ScalarType::Float);
   return w;
 }
@@ -134,6 +135,14 @@ Trial dequantize_trial(Draw& draw, const LinearProblem& p) {
             return call("ao::dequantize", "", w.values, w.scale, static_cast<int64_t>(p.code), w.block, w.zero_point, w.table,
                         w.global_scale, std::optional(ScalarType::Float));
           }};
+}
+
+std::vector<Trial> sort_trials(Draw& draw, ScalarType dtype, int64_t pairs, int64_t experts) {
+  const Tensor ids = aten::to(draw.bytes({pairs}), dtype);  // some of no expert
+  const auto run = [=] { return call2("ao::sort_by_expert", "", ids, experts); };
+  const std::string what = "sort_by_expert with " + std::to_string(experts) + " experts";
+  return {{what + ": order", [=] { return std::get<0>(run()); }, Exact::yes},
+          {what + ": offsets", [=] { return std::get<1>(run()); }, Exact::yes}};
 }
 
 std::vector<Trial> quantize_trials(Draw& draw, ScalarType dtype, int64_t K, const OptionalIntegers& block, bool power_of_two) {

@@ -47,6 +47,7 @@ Trial product_trial(Draw& draw, const LinearProblem& p);
 Trial int8_mm_trial(Draw& draw, int64_t M, int64_t N, int64_t K);
 Trial int4pack_trial(Draw& draw, int64_t M, int64_t inner_k_tiles);
 Trial dequantize_trial(Draw& draw, const LinearProblem& p);
+std::vector<Trial> sort_trials(Draw& draw, ScalarType dtype, int64_t pairs, int64_t experts);
 std::vector<Trial> quantize_trials(Draw& draw, ScalarType dtype, int64_t K, const OptionalIntegers& block, bool power_of_two);
 
 }  // namespace aoext::xpu

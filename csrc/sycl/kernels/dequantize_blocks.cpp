@@ -1,6 +1,6 @@
-// Weights by blocks to high precision: w [N, K] = ((value · scale) · global_scale), in float32, rounded once. Values are codes of
-// 8 bits, or those that codes of 4 bits look up in a table, of which each lane holds one. A sub-group walks 32 rows along n, its
-// lanes side by side along k.
+// Weights by blocks to high precision: w [N, K] = (((value − zero_point) · scale) · global_scale), in float32, rounded once.
+// Values are codes of 8 bits, or those that codes of 4 bits look up in a table, of which each lane holds one. A sub-group walks
+// 32 rows along n, its lanes side by side along k.
 #include "kernel.h"
 #include "scale.h"
 
@@ -12,10 +12,10 @@ constexpr int kRows = 32;
 }  // namespace
 }  // namespace aoext::xpu
 
-// table is null where codes have 8 bits; global_scale may be null.
+// table is null where codes have 8 bits; zero_point and global_scale may be null.
 AOEXT_KERNEL(dequantize_blocks)
-(void* out, const void* weight, const float* table, const void* scale, const float* global_scale, int64_t N, int64_t block_n,
- int K, int group_size, Element weight_type, Element output_type, Element scale_type) {
+(void* out, const void* weight, const float* table, const void* scale, const int8_t* zero_point, const float* global_scale,
+ int64_t N, int64_t block_n, int K, int group_size, Element weight_type, Element output_type, Element scale_type) {
 #pragma clang fp contract(off)
   using namespace aoext::xpu;
   const auto item = this_item();
@@ -38,7 +38,9 @@ AOEXT_KERNEL(dequantize_blocks)
     } else {
       value = weight_type == Element::e4m3 ? e4m3_to_float(byte) : e5m2_to_float(byte);
     }
-    value = value * load_scale(scale, n / block_n * blocks + group, scale_type) * whole;
+    const int64_t block = n / block_n * blocks + group;
+    if (zero_point != nullptr) value -= zero_point[block];
+    value = value * load_scale(scale, block, scale_type) * whole;
     if (own < K) store_float(out, n * K + k, output_type, value);
   }
 }

@@ -46,6 +46,6 @@ foreach(input IN ITEMS int8 e4m3)
 endforeach()
 
 foreach(source IN ITEMS arrange_input dequantize_blocks dequantize_int4 int4_correction int4pack_mm linear_any quantize_rowwise
-        scale_rows)
+        scale_rows sort_by_expert)
   aoext_sycl_image(${source} lanes)
 endforeach()

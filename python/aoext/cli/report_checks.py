@@ -14,7 +14,17 @@ import torch
 from torch import Generator, Tensor
 
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
-from aoext.reference import QUANTIZE, SUBJECTS, Problem, Sample, Subject, Tensors, bound
+from aoext.reference import (
+    QUANTIZE,
+    SUBJECTS,
+    Problem,
+    Sample,
+    Subject,
+    Tensors,
+    bound,
+    routed,
+    sorted_by_expert,
+)
 
 OUTLIER = 1000.0
 
@@ -99,6 +109,22 @@ def check_operators(
                     continue
                 inputs, rotated = changed
             yield _check(subject, case, p, inputs, rotated, device)
+    yield from _check_sorting(device, torch.Generator().manual_seed(seed))
+
+
+def _check_sorting(device: torch.device, generator: Generator) -> Iterator[Check]:
+    """sort_by_expert, whose results are lists and no numbers of a product."""
+    tokens, k, experts = 70, 8, 128
+    ids = routed(tokens, k, experts, generator)
+    try:
+        order, offsets = torch.ops.ao.sort_by_expert(ids.to(device), experts)
+    except (RuntimeError, NotImplementedError) as failure:
+        error, problem = None, f"raised: {str(failure).splitlines()[0]}"
+    else:
+        same = (order.tolist(), offsets.tolist()) == sorted_by_expert(ids, experts)
+        error, problem = (0.0, "") if same else (None, "the order or the offsets are others")
+    name = dtype_name(ids.dtype)
+    yield Check("sort_by_expert", name, "many rows", name, tokens, experts, k, 0.0, error, problem)
 
 
 def _change_activation(

@@ -81,8 +81,8 @@ def quantize_(
         model.to(device)
     adopt(model)
     summary.count(model)
-    for line in summary.plain_experts():
-        warnings.warn(f"quantize_: {line}", stacklevel=2)
+    if lines := list(summary.plain_experts()):
+        warnings.warn("\n".join(("quantize_: experts are left as they are:", *lines)), stacklevel=3)
     return summary
 
 

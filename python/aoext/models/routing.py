@@ -1,4 +1,4 @@
-"""Routing of tokens to experts: rows sorted by expert, and back. No step waits for the host.
+"""From rows of experts back to tokens; torch.ops.ao.sort_by_expert is the way there.
 
 A token has k experts, so T tokens are T·k pairs; pair p is of token p // k.
 """
@@ -9,31 +9,15 @@ import torch
 from torch import Tensor
 
 
-def sort_by_expert(expert: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """The pairs in the order of their experts, and where the rows of each expert end.
-
-    expert: int32 or int64 [T, k], ids in 0..experts−1; a pair of any other id has no expert, as on a rank of
-        expert parallelism, and comes last
-    Returns order, int64 [T·k], pairs of one expert as they came; and offsets, int32 [experts].
-    """
-    flat = expert.reshape(-1)
-    known = torch.where((flat >= 0) & (flat < experts), flat, experts)
-    ordered, order = torch.sort(known, stable=True)
-    each = torch.arange(experts, dtype=ordered.dtype, device=ordered.device)
-    return order, torch.searchsorted(ordered, each, right=True, out_int32=True)
-
-
 def weighted_sum(rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     """For each token the sum of its experts' rows by their weights, in rows' dtype.
 
     rows: [T·k, N] in the order of sort_by_expert
     weights: [T, k]; where a pair has no expert, its row must be zeros
 
-    Terms are summed in float32, in the order of the token's experts, so that it gets the same bits whatever
-    the other tokens are.
+    Terms are summed in float32, the same way in every run: `order` has each pair once.
     """
-    inverse = torch.empty_like(order).scatter_(
-        0, order, torch.arange(order.shape[0], dtype=order.dtype, device=order.device)
-    )
-    of_token = rows.index_select(0, inverse).unflatten(0, weights.shape)
+    of_token = torch.empty_like(rows).index_copy_(0, order, rows).unflatten(0, weights.shape)
+    if weights.dtype is rows.dtype:
+        return torch.bmm(weights.unsqueeze(1), of_token).squeeze(1)
     return (of_token * weights.unsqueeze(-1).float()).sum(1).to(rows.dtype)

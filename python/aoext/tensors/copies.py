@@ -257,7 +257,14 @@ def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:
 
 
 def _check_shared_scales(self: QuantizedTensor, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """A slice along K with scales of whole rows shares them with the rest of the rows."""
+    """A part shares with the rest what is FIXED, and one along K the scales of whole rows."""
+    if not self.qdata.is_meta and self.qdata.untyped_storage().nbytes() > self.qdata.nbytes:
+        for name, tensor in ours.items():
+            if not self.fields[name].follows_experts and not torch.equal(tensor, theirs[name].to(tensor)):
+                raise ValueError(
+                    f"{type(self).__name__}: copy_ into a part of a weight cannot change its {name}, which "
+                    "serves all of it; the source's must be equal"
+                )
     if not is_spanned(self, K) or self.qdata.stride(-2) <= self.qdata.shape[-1]:
         return
     for name, tensor in ours.items():

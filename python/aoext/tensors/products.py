@@ -27,9 +27,16 @@ _WITH_AUTOCAST = frozenset(
 
 
 @implements(torch.nn.functional.linear, aten.linear.default)
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    transposed: bool = False,
+    offsets: Tensor | None = None,
+) -> Tensor:
     """F.linear with a quantised weight, or with a view [K, N] of one where that is `transposed`.
 
+    offsets: beside weights of experts, where the rows of each end
     Calls that want nothing but the product take the short way.
     """
     if (
@@ -42,8 +49,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, transposed
         and may_skip_autograd(input, bias)
     ):
         with torch._C._AutoDispatchBelowAutograd():
-            return weight._linear(input, bias, Direct)
-    return multiply("linear", input, weight, bias, transposed=transposed)
+            return weight._linear(input, bias, Direct, offsets)
+    return multiply("linear", input, weight, bias, transposed=transposed, offsets=offsets)
 
 
 @implements(torch.mm, Tensor.mm, aten.mm.default)
@@ -185,7 +192,7 @@ def _product(
     input: Tensor, weight: QuantizedTensor, bias: Tensor | None, transposed: bool, offsets: Tensor | None
 ) -> Tensor:
     if weight.transposed == transposed:
-        # Of the type, so that torch.compile finds it, and the fields.
+        # The type's, so that torch.compile finds it, and the fields.
         return type(weight)._linear(weight, input, bias, ao, offsets)
     # The product with the weight as it lies, of which formulas of gradients are made.
     product = weight._linear_backward(input, offsets)

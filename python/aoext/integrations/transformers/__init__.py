@@ -12,8 +12,9 @@ from __future__ import annotations
 from aoext.integrations.transformers import hooks
 from aoext.integrations.transformers.config import METHOD, AoextConfig
 from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt, candidates, has_quantised
+from aoext.integrations.transformers.weights import renaming
 
-__all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "candidates", "has_quantised"]
+__all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "candidates", "has_quantised", "renaming"]
 
 hooks.keep_foreign_checkpoints()
 hooks.save_experts_as_they_are()

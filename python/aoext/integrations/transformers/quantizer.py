@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,14 @@ from aoext import checkpoints, serialization
 from aoext.configs import QuantizationConfig
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.integrations.transformers.config import METHOD, AoextConfig
-from aoext.integrations.transformers.weights import Assemble, Converter, Operation, Quantize, Read
+from aoext.integrations.transformers.weights import (
+    Assemble,
+    Converter,
+    Operation,
+    Quantize,
+    Read,
+    renaming,
+)
 from aoext.models.choice import refusal_of_own_forward
 from aoext.models.experts import IMPLEMENTATION
 from aoext.models.layers import (
@@ -54,7 +61,7 @@ class AoextQuantizer(HfQuantizer):
         # Names of modules that stay as they are, and what the checkpoint says of its quantised weights.
         self.left_alone: list[str] = []
         self.descriptions: dict[str, Any] = dict(quantization_config.described)
-        self.stored: dict[str, Tensor] = {}  # without values
+        self.stored: dict[str, Tensor] = {}  # without values, by the model's names
         self.dtypes: dict[str, torch.dtype] = {}
         foreign = quantization_config.foreign
         self.reader = None if foreign is None else checkpoints.reader_for(foreign)
@@ -139,10 +146,12 @@ class AoextQuantizer(HfQuantizer):
         if not self.pre_quantized:
             self.warn(model)
         if self.pre_quantized:
+            in_model = renaming(model)
             for file in checkpoint_files or ():
                 if self.reader is None:
                     self.descriptions.update(serialization.descriptions_in(file))
-                    self.stored.update(serialization.forms_in(file))
+                    forms = serialization.forms_in(file).items()
+                    self.stored.update({in_model(name): form for name, form in forms})
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
                     self._expect(model, serialization.forms_in(file))
@@ -292,7 +301,7 @@ class AoextQuantizer(HfQuantizer):
             elif tensor.is_meta:
                 state[name] = self._offloaded(model, name, tensor)
             elif name in self.distributions:
-                state[name] = cast(Any, tensor).full_tensor()
+                state[name] = self.distributions[name].whole(tensor)
         return serialization.flattened(state)
 
     def _offloaded(self, model: nn.Module, name: str, tensor: Tensor) -> Tensor:

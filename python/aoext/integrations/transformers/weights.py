@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    ConversionOps,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
 from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from aoext import serialization
@@ -17,6 +24,13 @@ from aoext.tensors import QuantizedTensor
 
 if TYPE_CHECKING:
     from aoext.integrations.transformers.quantizer import AoextQuantizer
+
+
+def renaming(model: Any) -> Callable[[str], str]:
+    """What the model calls a tensor that its checkpoints call otherwise."""
+    conversions = get_model_conversion_mapping(model)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    return lambda name: rename_source_key(name, renamings, [])[0]
 
 
 class Operation(ConversionOps):
