@@ -58,17 +58,21 @@ def cost_of(kernel: Kernel, geometry: Geometry, *, shortest: bool = False) -> Co
     around = [(a, b) for a, b in code.loops if a <= begin and end <= b and (a, b) != (begin, end)]
     outer = code.way(*max(around)) if around else longest
     last = max((b for _, b in around), default=end)
-    # After the main loop the sub-groups' sums are added up: the innermost loops there run once a row of y and
-    # tile of columns, whatever the number of sub-groups is (split_k.h: more of them add more, each for fewer
-    # elements).
-    sums = [code.way(a, b).clocks for a, b in code.innermost if a > last]
+    # After the main loop the sub-groups' sums are added up: the loops within others there run once a row of y
+    # and tile of columns, whatever the number of sub-groups is (split_k.h: more of them add more, each for
+    # fewer elements).
+    nested = [(a, b) for a, b in code.innermost if any(x < a and b < y for x, y in code.loops)]
+    sums = [code.way(a, b).clocks for a, b in nested if a > last]
     runs = geometry.rows * geometry.columns - len(sums)
     added = max(runs, 0) * max(sums, default=0)
+    # The shortest way to the main loop finds no expert (experts.h).
+    first = min((a for a, _ in around), default=begin)
+    experts = code.way(0, first).clocks - code.way(0, first, shortest=True).clocks
     return Cost(
         geometry,
         loop.clocks,
         outer.clocks - longest.clocks,
-        code.way().clocks - outer.clocks + added,
+        code.way().clocks - outer.clocks - experts + added,
         loop.dpas_rows,
         loop.cache_lines,
         len(loop),
