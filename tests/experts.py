@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from aoext.formats.dtypes import dtype_name
 from aoext.reference import Call, Problem, Stored, subjects
 from aoext.reference.calls import moved
-from aoext.reference.stored import EIGHT_BIT_BLOCKWISE, INT4, LUT4_BLOCKWISE, by_rows
+from aoext.reference.stored import EIGHT_BIT_BLOCKWISE, INT4, LUT4_BLOCKWISE, WITH_ZERO_POINTS, by_rows
 from aoext.reference.subject import ALL, Subject, Tensors
 
 INT8, E4M3, E5M2 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
@@ -23,13 +23,14 @@ def _weight_only(w: Stored) -> tuple[str, Stored, torch.dtype]:
 
 def _under_8_bits(operator: str) -> list[tuple[str, Stored, torch.dtype]]:
     rows = [(operator, by_rows(dtype, torch.float32), dtype) for dtype in (INT8, E4M3, E5M2)]
-    blocks = [(operator, w, w.dtype) for w in EIGHT_BIT_BLOCKWISE]
+    blocks = [(operator, w, w.dtype) for w in (*EIGHT_BIT_BLOCKWISE, WITH_ZERO_POINTS)]
     return [*rows, *((operator, INT4, dtype) for dtype in (INT8, E4M3)), *blocks]
 
 
 # The operator, the weight, and what the input is or becomes.
 PRODUCTS = [
     *map(_weight_only, [INT4, *map(by_rows, (INT8, E4M3, E5M2)), *EIGHT_BIT_BLOCKWISE, *LUT4_BLOCKWISE]),
+    _weight_only(WITH_ZERO_POINTS),
     *_under_8_bits("scaled_mm"),
     *_under_8_bits("scaled_linear"),
 ]

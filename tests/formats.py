@@ -17,6 +17,7 @@ from aoext.reference import values
 from aoext.tensors import (
     BlockwiseTensor,
     Float8Tensor,
+    Int2Tensor,
     Int4Tensor,
     Int8Tensor,
     Lut4Tensor,
@@ -31,7 +32,11 @@ OPERATORS = aoext.ops.operators()
 # Every kind of call of these operators.
 KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE, "sort_by_expert"]
 # What the generic kernels serve on XPUs.
-BY_ATEN_ON_XPU = ("convert_weight_to_int4pack", "weight_only_linear int8 zeros")
+BY_ATEN_ON_XPU = (
+    *(kind for kind in KINDS if "int2" in kind.split()),
+    "convert_weight_to_int4pack",
+    "weight_only_linear int8 zeros",
+)
 # One kind of each operator.
 KIND_OF = {reference.operator_of(kind): kind for kind in reversed(KINDS)}
 
@@ -59,6 +64,8 @@ FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
     "int4_prescaled": lambda w: _prescaled(Int4Tensor.from_hp(w, [1, GROUP_SIZE])),
     "int4_int8": lambda w: Int4Tensor.from_hp(w, BLOCK, activation=torch.int8),
     "int4_float8": lambda w: Int4Tensor.from_hp(w, BLOCK, symmetric=True, activation=E4M3),
+    "int2": lambda w: Int2Tensor.from_hp(w, BLOCK),
+    "int2_symmetric": lambda w: Int2Tensor.from_hp(w, BLOCK, symmetric=True, activation=torch.int8),
     "int8": Int8Tensor.from_hp,
     "int8_dynamic": lambda w: Int8Tensor.from_hp(w, dynamic_activation=True),
     "float8": Float8Tensor.from_hp,
@@ -89,6 +96,7 @@ def is_by_groups(format: str) -> bool:
 
 # The largest loss of weights, by what their format's name has; in this order.
 LARGEST_LOSS = {
+    "int2": 0.45,
     "int4": 0.13,
     "int8": 0.02,
     "float8": 0.07,

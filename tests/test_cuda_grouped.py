@@ -49,7 +49,7 @@ def product(request: pytest.FixtureRequest) -> tuple[str, Stored, torch.dtype]:
 def run(drawn: Experts, ends: Tensor) -> Tensor:
     args, kwargs = drawn.arguments(ends, "cuda")
     kernel = getattr(ao, drawn.subject.operator)
-    own = aoext.explain(drawn.subject.operator, *args, **kwargs).backend == "cuda"
+    own = aoext.explain(drawn.subject.operator, *args, **kwargs).device == "cuda"
     with host_waits_are_errors() if own else contextlib.nullcontext():
         return kernel(*args, **kwargs)
 

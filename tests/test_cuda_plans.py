@@ -245,11 +245,19 @@ def weight_only_wgmma(type: int, weight: int, block_n: int, block_m: int, expert
         yield Case("weight_only_wgmma", operator, problem, tiles_of(block_n, block_m, 200, M))
 
 
-def rowwise_mma(type: int, weight: int, float8: int, block_n: int, block_m: int) -> Iterator[Case]:
+def rowwise_mma(
+    type: int, weight: int, float8: int, block_n: int, block_m: int, experts: int
+) -> Iterator[Case]:
     x, w = ELEMENTS[type], ELEMENTS[weight]
     config = {"block_n": block_n, "block_m": block_m, "splits": 1, "float8": float8}
     outputs = (x,) if x is not w else (BF16, FP16) if float8 else (BF16, FP16, FP32)
     for output in outputs:
+        if experts:
+            operator = f"{'scaled_mm' if x is w else 'weight_only_linear'} {dtype_name(w)}"
+            for M, count in ((3 * block_m - 7, 5), (70, 40)):
+                problem = Problem(M, 300, 656, 656, output, FP32, experts=count)
+                yield Case("rowwise_mma", operator, problem, config)
+            continue
         for M in (block_m - 7, block_m + 5):
             problem = Problem(M, 300, 656, 656, output, FP32, w)
             yield Case("rowwise_mma", operator_of(x, w), problem, config)
@@ -317,12 +325,13 @@ def fp4_decode(group: int, octets: int, depth: int, experts: int) -> Iterator[Ca
             yield with_experts(case, 5) if experts else case
 
 
-def blocks_mma(type: int, weight: int, block_n: int, block_m: int) -> Iterator[Case]:
+def blocks_mma(type: int, weight: int, block_n: int, block_m: int, experts: int) -> Iterator[Case]:
     code, config = ELEMENTS[weight], {"block_n": block_n, "block_m": block_m, "splits": 1}
-    for M in (block_m - 7, block_m + 5):
+    for M in (3 * block_m - 7, 70) if experts else (block_m - 7, block_m + 5):
         for granule in (16, 32, 128) if code is LUT4 else (16, 64):
             for block, scale in GRANULES[code is LUT4, granule]:
-                yield of_blocks("blocks_mma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
+                case = of_blocks("blocks_mma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
+                yield with_experts(case, 40 if M == 70 else 5) if experts else case
 
 
 def blocks_wgmma(
@@ -438,15 +447,14 @@ def cuts() -> Iterator[Case]:
                     config = {**cut, "ahead": 512, "block_m": block_m}
                     yield Case("int4_grouped_ring", GROUPED, of_experts, config)
             if cut["tiles"] >= cut["cluster"]:
+                fewer = {**cut, "k_splits": min(cut["k_splits"], 12 // cut["tiles"])}  # than 15 warps
                 rows = Problem(M, 350, 4112, 4112, BF16, FP32, experts=3)
                 for name in ("weight_only_linear int8", "scaled_mm float8_e4m3fn"):
-                    yield Case("rowwise_decode", name, rows, cut)
-                if cut["blocks"] == 2:
-                    yield Case("rowwise_decode", "scaled_linear int8", rows, cut)
+                    yield Case("rowwise_decode", name, rows, fewer)
                 four_bits = Problem(M, 350, 8320, 8320, BF16, BF16, experts=3)
-                yield Case("fp4_decode", "weight_only_linear mxfp4", four_bits, cut)
-                yield Case("blocks_decode", "weight_only_linear nf4", four_bits, cut)
-                yield Case("blocks_decode", "weight_only_linear float8 128x128", rows, cut)
+                yield Case("fp4_decode", "weight_only_linear mxfp4", four_bits, fewer)
+                yield Case("blocks_decode", "weight_only_linear nf4", four_bits, fewer)
+                yield Case("blocks_decode", "weight_only_linear float8 128x128", rows, fewer)
             for block, scale in (((1, 32), E8M0), ((1, 16), E4M3)):
                 config = {**cut, "ahead": 512}
                 yield of_blocks("fp4_decode", LUT4, block, scale, M, 350, 8320, BF16, config, E2M1)
@@ -579,6 +587,7 @@ def cuts() -> Iterator[Case]:
                     ("rowwise_any", "weight_only_linear float8_e5m2"),
                     ("blocks_any", "weight_only_linear lut4"),
                     ("blocks_any", "weight_only_linear int8 blocks"),
+                    ("blocks_any", "weight_only_linear int8 zeros"),
                 ):
                     yield Case(kernel, name, problem, {})
                 if dtype is not FP32:
@@ -586,6 +595,7 @@ def cuts() -> Iterator[Case]:
                         ("rowwise_any", "scaled_mm int8"),
                         ("scaled_any", "scaled_mm float8_e4m3fn blocks"),
                         ("scaled_any", "scaled_mm int4 by int8"),
+                        ("scaled_any", "scaled_mm int8 zeros"),
                     ):
                         yield Case(kernel, name, problem, {})
         yield Case("rowwise_any", "scaled_mm_rowwise", Problem(M, 77, 416, 416), {})

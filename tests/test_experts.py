@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 pytest.importorskip("transformers")
 
 import aoext
+from aoext.cli.info_files import describe
+from aoext.convert import convert_checkpoint
 from aoext.models.experts import expert_weights
 from aoext.reference import randn
 from aoext.tensors import QuantizedTensor
@@ -267,3 +270,33 @@ def test_a_model_without_values(generator):
     assert len(quantised_experts(model)) == 4
     assert all(p.is_meta and p.transposed for p in quantised_experts(model))
     assert "gate_up_proj=Int4Tensor(shape=[4, 64, 128]" in str(model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_convert_puts_experts_together(name, tmp_path, generator):
+    """The checkpoint has the weights that from_pretrained makes, whatever files and names it has them in."""
+    plain = build(name, generator, torch.bfloat16)
+    plain.save_pretrained(tmp_path / "plain", max_shard_size="50KB")
+    result = convert_checkpoint(tmp_path / "plain", tmp_path / "int8", CONFIGS["int8"])
+    config = aoext.AoextConfig(CONFIGS["int8"])
+    loaded = type(plain).from_pretrained(tmp_path / "plain", quantization_config=config)
+    again = type(plain).from_pretrained(tmp_path / "int8")
+    assert_same_state(loaded, again)
+    assert len(quantised_experts(again)) == EXPERTS[name]
+    names = [name for name, p in again.named_parameters() if isinstance(p, QuantizedTensor) and p.dim() == 3]
+    assert set(names) <= set(result.quantised)
+    assert not any("experts" in note for note in result.notes)
+
+
+def test_convert_and_info_tell_of_experts_that_stay(tmp_path, generator):
+    plain = build("mixtral", generator, torch.bfloat16)
+    plain.save_pretrained(tmp_path / "plain")
+    symmetric = aoext.Int4WeightOnlyConfig(group_size=32, symmetric=True)
+    notes = convert_checkpoint(tmp_path / "plain", tmp_path / "gptq", symmetric, format="gptq").notes
+    name = r"model\.layers\.\*\.block_sparse_moe\.experts\.\*\.w1\.weight"
+    kind = rf"stays    {name} \(8 of \[96, 64\], 0\.10 MB\)"
+    assert any(re.match(f"{kind}: experts, for which this format has no place", note) for note in notes)
+    aoext.quantize_(plain, CONFIGS["int8"], lambda _, name: name.endswith(("q_proj", "gate_up_proj")))
+    aoext.save_model(plain, tmp_path / "model.safetensors")
+    stays = r"model\.layers\.\*\.mlp\.experts\.down_proj \(2 of \[4, 64, 96\], 0\.10 MB\): plain"
+    assert re.search(f"  stays    {stays}", describe(tmp_path / "model.safetensors"))

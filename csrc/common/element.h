@@ -5,11 +5,11 @@
 namespace aoext {
 
 // The codes of a weight. Operators take these numbers (their argument `code`), and files keep them: new ones go to the end.
-enum class Code { int4, int8, e4m3, e5m2, lut4 };
+enum class Code { int4, int8, e4m3, e5m2, lut4, int2 };
 
-// The elements of any operand. int4 and lut4 lie two to a byte, the even k in the low half; a lut4 is an index into a table of 16
-// float32 values. A byte u of e8m0 is 2^(u − 127), 255 is NaN.
-enum class Element : int { bf16, fp16, fp32, int8, e4m3, e5m2, int32, e8m0, lut4, int4 };
+// The elements of any operand. int4 and lut4 lie two to a byte, int2 four, the lowest k in the lowest bits; a lut4 is an index
+// into a table of 16 float32 values, an int2 has no sign. A byte u of e8m0 is 2^(u − 127), 255 is NaN.
+enum class Element : int { bf16, fp16, fp32, int8, e4m3, e5m2, int32, e8m0, lut4, int4, int2 };
 
 constexpr Element element(Code code) {
   switch (code) {
@@ -17,6 +17,7 @@ constexpr Element element(Code code) {
     case Code::int8: return Element::int8;
     case Code::e4m3: return Element::e4m3;
     case Code::e5m2: return Element::e5m2;
+    case Code::int2: return Element::int2;
     case Code::lut4: break;
   }
   return Element::lut4;

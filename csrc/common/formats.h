@@ -58,6 +58,7 @@ constexpr Format kFormats[] = {
     {Code::e4m3, "e4m3", ScalarType::Float8_e4m3fn, 1, Format::Scales::blocks, Format::Zero::none, false, kAllFolders},
     {Code::e5m2, "e5m2", ScalarType::Float8_e5m2, 1, Format::Scales::blocks, Format::Zero::none, false, kAllFolders},
     {Code::lut4, "lut4", ScalarType::Byte, 2, Format::Scales::blocks, Format::Zero::none, true, kAllFolders},
+    {Code::int2, "int2", ScalarType::Byte, 4, Format::Scales::groups, Format::Zero::added, false, kCpu},
 };
 
 constexpr const Format& format_of(Code code) { return kFormats[static_cast<size_t>(code)]; }

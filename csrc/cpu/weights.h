@@ -9,23 +9,24 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
-#include "common/formats.h"
-#include "common/operands.h"
+#include "cpu/data.h"
 #include "cpu/gemm.h"
 #include "cpu/isa.h"
 
 namespace aoext::cpu {
 
-// A contiguous tensor's elements as float32.
-inline std::vector<float> floats(const Tensor& t) {
-  std::vector<float> out(t.numel());
-  kernels().to_float(element(t.scalar_type()), t.const_data_ptr(), out.data(), t.numel());
+// n elements as float32; none of null.
+inline std::vector<float> floats(Element type, const char* data, int64_t n) {
+  std::vector<float> out(data == nullptr ? 0 : n);
+  if (data != nullptr) kernels().to_float(type, data, out.data(), n);
   return out;
 }
 
-// Codes in groups with zero points that are added.
+// Codes in groups with zero points that are added. Kernels read nibbles: a thread widens codes of fewer bits to them, a panel at
+// a time, in cache.
 struct Int4Weight {
   static constexpr bool kInt4 = true, kBlockwise = false;
   const Format& format;
@@ -33,22 +34,28 @@ struct Int4Weight {
   const char *scale, *zero_point;
   ScalarType scale_dtype;
   int64_t N, K, group_size, row_bytes;
+  void (*widen)(const uint8_t* packed, int64_t bytes, uint8_t* nibbles);  // null of nibbles
 
-  Int4Weight(const LinearProblem& p, const aoext::Weight& w)
+  Int4Weight(const LinearProblem& p, const WeightData& w)
       : format(format_of(p.code)),
-        packed(static_cast<const uint8_t*>(w.values.const_data_ptr())),
-        scale(static_cast<const char*>(w.scale.const_data_ptr())),
-        zero_point(static_cast<const char*>(w.zero_point->const_data_ptr())),
+        packed(reinterpret_cast<const uint8_t*>(w.values)),
+        scale(w.scale),
+        zero_point(w.zero_point),
         scale_dtype(p.scale),
         N(p.N),
         K(p.K),
         group_size(p.group_size),
-        row_bytes(p.K / format.codes_a_byte) {}
+        row_bytes(p.K / format.codes_a_byte),
+        widen(p.code == Code::int2 ? kernels().widen_int2 : nullptr) {}
 
   // Scales lie [K/group_size, N]: a panel stages its columns, a cache line of them per group, as floats [K/group_size, kPanel].
   class Panel {
    public:
-    explicit Panel(const Int4Weight& w) : w_(w), groups_(w.K / w.group_size), ones_(kPanel, 1.0f) {}
+    explicit Panel(const Int4Weight& w)
+        : w_(w),
+          groups_(w.K / w.group_size),
+          ones_(kPanel, 1.0f),
+          nibbles_(w.widen == nullptr ? nullptr : new uint8_t[kPanel * w.K / 2]) {}
 
     void move(int64_t first, int64_t count, int64_t begin, int64_t end) {
       first_ = first;
@@ -57,17 +64,26 @@ struct Int4Weight {
       const int64_t group = begin / w_.group_size, groups = (end - 1) / w_.group_size + 1 - group;
       stage(w_.scale, count, group, groups, scale_.data());
       stage(w_.zero_point, count, group, groups, zero_point_.data());
+      widen(count, begin, end);
     }
 
-    // Rows from `first` on.
+    // Rows from `first` on; nibbles of the panel at hand where they are widened.
     Int4Panel as_it_lies(int64_t first) const {
       const int64_t size = scale_bytes(), at = first * size;
-      const uint8_t* const rows = w_.packed + first * (w_.K / 2);
-      return {rows, w_.scale + at, w_.zero_point + at, element(w_.scale_dtype), size, w_.N * size, w_.group_size};
+      return {w_.widen == nullptr ? stored(first) : nibbles(0),
+              w_.scale + at,
+              w_.zero_point + at,
+              element(w_.scale_dtype),
+              size,
+              w_.N * size,
+              w_.group_size};
     }
     // The same, with scales elsewhere where they are not a whole panel's.
     Int4Panel in_whole_vectors(int64_t first, int64_t count) {
-      if (count == kPanel) return as_it_lies(first);
+      if (count == kPanel) {
+        bring(first, count);
+        return as_it_lies(first);
+      }
       move(first, count, 0, w_.K);
       return {packed(0),
               reinterpret_cast<const char*>(scale_.data()),
@@ -86,6 +102,7 @@ struct Int4Weight {
         to.resize(static_cast<size_t>((groups_ + M) * kPanel));
         return StagedScales{to.data(), to.data() + groups_ * kPanel};
       };
+      bring(first, count);
       const int64_t behind = first + kPanel, rows_behind = std::clamp<int64_t>(w_.N - behind, 0, kPanel);
       const StagedScales now = staged(first);
       if (staged_first_ != first) gemv.stage(of_x, M, as_it_lies(first), count, w_.K, now);
@@ -95,8 +112,10 @@ struct Int4Weight {
     Int4Row int4(int64_t i) const { return {packed(i), &scale_[i], &zero_point_[i], w_.group_size}; }
     template <class Gemm>
     void pack(const Gemm& gemm, const BlockOfPanel& block, const Fetch& next, void* out) const {
-      const char* const fetched = reinterpret_cast<const char*>(packed(0) + next.begin / 2);
-      gemm.pack_w(int4(block.i), {block.count, w_.K / 2, fetched, next.stride / 2, next.n / 2}, block.begin, block.n, out);
+      const int64_t codes = w_.format.codes_a_byte;
+      const char* const fetched = reinterpret_cast<const char*>(stored(first_) + next.begin / codes);
+      gemm.pack_w(int4(block.i), {block.count, w_.K / 2, fetched, next.stride / codes, next.n / codes}, block.begin, block.n,
+                  out);
     }
     // What move(first, …, begin, end) will read.
     ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
@@ -114,7 +133,19 @@ struct Int4Weight {
     const float* row_scales() const { return ones_.data(); }
 
    private:
-    const uint8_t* packed(int64_t i) const { return w_.packed + (first_ + i) * (w_.K / 2); }
+    const uint8_t* stored(int64_t row) const { return w_.packed + row * w_.row_bytes; }
+    uint8_t* nibbles(int64_t i) const { return nibbles_.get() + i * (w_.K / 2); }
+    const uint8_t* packed(int64_t i) const { return w_.widen == nullptr ? stored(first_ + i) : nibbles(i); }
+    void bring(int64_t first, int64_t count) {
+      first_ = first;
+      widen(count, 0, w_.K);
+    }
+    void widen(int64_t count, int64_t begin, int64_t end) const {
+      if (w_.widen == nullptr) return;
+      const int64_t codes = w_.format.codes_a_byte;
+      for (int64_t i = 0; i < count; ++i)
+        w_.widen(stored(first_ + i) + begin / codes, (end - begin) / codes, nibbles(i) + begin / 2);
+    }
     int64_t scale_bytes() const { return w_.scale_dtype == ScalarType::Float ? 4 : 2; }
     void stage(const char* data, int64_t count, int64_t group, int64_t groups, float* out) const {
       const int64_t size = scale_bytes(), stride = w_.N * size;
@@ -125,6 +156,7 @@ struct Int4Weight {
     const Int4Weight& w_;
     int64_t first_ = 0, groups_, staged_first_ = -1;
     std::vector<float> scale_, zero_point_, beside_, ones_, staged_[2];
+    const std::unique_ptr<uint8_t[]> nibbles_;
   };
 };
 
@@ -135,11 +167,8 @@ struct RowwiseWeight {
   std::vector<float> scales;  // empty where nobody asks for them
   int64_t K;
 
-  RowwiseWeight(const LinearProblem& p, const Tensor& weight, std::vector<float> scales_)
-      : values(static_cast<const char*>(weight.const_data_ptr())),
-        value_element(element(p.code)),
-        scales(std::move(scales_)),
-        K(p.K) {}
+  RowwiseWeight(const LinearProblem& p, const char* values_, std::vector<float> scales_)
+      : values(values_), value_element(element(p.code)), scales(std::move(scales_)), K(p.K) {}
 
   class Panel {
    public:

@@ -65,7 +65,7 @@ using TinygemmKernels = std::variant<Generic, TinygemmUnpack, TinygemmConfig>;
 // Those for products of experts: some serve one weight for all rows as well, others do not.
 using ExpertsToo = std::variant<Generic, Int4Any, RowwiseAny, RowwiseDecodeConfig, WeightOnlyWgmmaConfig, BlocksAny,
                                 BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig, RowwiseWgmmaConfig, ScaledAny,
-                                ScaledWgmmaConfig>;
+                                ScaledWgmmaConfig, RowwiseMmaConfig, BlocksMmaConfig>;
 using ExpertsAlone = std::variant<GroupedRingConfig, GroupedWgmmaConfig>;
 
 template <class Config, class... Configs>

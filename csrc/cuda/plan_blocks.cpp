@@ -17,11 +17,12 @@ BlocksKernels choose_for_experts(const BlockLinear& raw, const Device& device) {
   using Decode = KernelOf<BlocksDecodeConfig>;
   using Fp4 = KernelOf<Fp4DecodeConfig>;
   using Wgmma = KernelOf<BlocksWgmmaConfig>;
+  using Mma = KernelOf<BlocksMmaConfig>;
   const bool many = raw.N >= kRoundedColumns, few = raw.M <= kMostExpertRows;
   BlocksKernels best = BlocksAny{};
   double least = 1e30;
   const auto consider = [&](const auto& choice, double more) {
-    if (choice.config.blocks > 0 && choice.microseconds + more < least) best = choice.config, least = choice.microseconds + more;
+    if (choice.microseconds + more < least) best = choice.config, least = choice.microseconds + more;
   };
   if (few && many && Fp4::takes(raw))
     consider(Fp4::choose(raw, device), 0);
@@ -29,6 +30,8 @@ BlocksKernels choose_for_experts(const BlockLinear& raw, const Device& device) {
     consider(Decode::choose(raw, device), 0);
   if (many && device.features.cover(Wgmma::kNeeds) && Wgmma::takes(raw))
     consider(Wgmma::choose(raw, device), fits_of(device).between.finding_experts);
+  else if (many && Mma::takes(raw))
+    consider(Mma::choose(raw, device), 0);
   return best;
 }
 
@@ -37,7 +40,8 @@ BlocksPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   using Fp4 = KernelOf<Fp4DecodeConfig>;
   using Wgmma = KernelOf<BlocksWgmmaConfig>;
   using Mma = KernelOf<BlocksMmaConfig>;
-  if (!takes_one_pass(p.K, device) || p.subtracts_zero_point) return {};
+  if (!takes_one_pass(p.K, device)) return {};
+  if (p.subtracts_zero_point) return p.experts > 0 ? BlocksPlan{BlocksAny{}} : BlocksPlan{};
   const BlockLinear raw = block_linear(p);
   if (p.experts > 0) {
     if (p.M > 0 && p.N > 0 && aligned) return {choose_for_experts(raw, device)};
@@ -69,7 +73,8 @@ BlockLinear block_linear(const LinearProblem& p) {
 
 BlocksPlan plan_blocks(const LinearProblem& p, const Device& device, bool aligned) {
   if (const Forced* const f = forced_in<BlocksKernels>(p.experts)) {
-    const bool any = takes_one_pass(p.K, device) && !p.subtracts_zero_point, fast = any && p.M > 0 && p.N > 0 && aligned;
+    const bool any = takes_one_pass(p.K, device) && (!p.subtracts_zero_point || p.experts > 0);
+    const bool fast = any && !p.subtracts_zero_point && p.M > 0 && p.N > 0 && aligned;
     return {forced_kernel<BlocksKernels>(*f, text(p), block_linear(p), device, any, fast)};
   }
   return choose_once(p, device, aligned, [&] { return choose(p, device, aligned); });

@@ -1,9 +1,11 @@
 #include "cuda/plan_rowwise.h"
 
+#include <cmath>
 #include <optional>
 
 #include "cuda/choose_once.h"
 #include "cuda/fits.h"
+#include "cuda/kernels/experts.h"
 #include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
@@ -14,6 +16,7 @@ constexpr int64_t kPiece = 16;    // bytes that fast kernels read at once: K is 
 constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over copying its operands for a fast one
 // With fewer output columns than this, what the tensor cores cut off sums of float8 may show in a row of y.
 constexpr int64_t kCutColumns = 32;
+constexpr int kExpertTile = 8;            // rows of a tile of rowwise_decode's
 constexpr int64_t kMostExpertRows = 512;  // of all experts, up to which each may be a product of its own
 
 // Rows of x up to which rowwise_decode is faster than wgmma. Each of its blocks reads all of x, so for more rows this pays only
@@ -26,8 +29,11 @@ int64_t decode_rows(const RowwiseLinear& p, const BetweenFit& fit) {
 
 // Whether saving a launch is worth that every block of rowwise_decode quantises its k-split of x.
 bool quantizes_itself(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Device& device) {
-  const int64_t blocks = ceil_div(int64_t{c.blocks} * c.cluster, device.multiprocessors);
-  return blocks * p.M * ceil_div(p.K, c.cluster) <= fits_of(device).between.quantized;
+  // Each tile of experts' rows has so many blocks, which quantise its rows alone.
+  const double tiles = p.experts == 0 ? 1 : expected_row_tiles(p.M, p.experts, kExpertTile);
+  const double blocks = std::ceil(static_cast<double>(c.blocks * c.cluster) * tiles / device.multiprocessors);
+  const double rows = std::ceil(static_cast<double>(p.M) / tiles);
+  return blocks * rows * static_cast<double>(ceil_div(p.K, c.cluster)) <= static_cast<double>(fits_of(device).between.quantized);
 }
 
 // Whether what the tensor cores cut off does not show.
@@ -56,18 +62,21 @@ int64_t whole_pieces(int64_t K) { return ceil_div(K, kPiece) * kPiece; }
 // The host knows the rows of all experts and not those of one. Generic, which waits for the device, is never chosen.
 RowwiseKernels choose_for_experts(const RowwiseLinear& raw, const Device& device) {
   using Decode = KernelOf<RowwiseDecodeConfig>;
+  using Mma = KernelOf<RowwiseMmaConfig>;
   using Wgmma = KernelOf<RowwiseWgmmaConfig>;
   using WeightOnly = KernelOf<WeightOnlyWgmmaConfig>;
   const double finding = fits_of(device).between.finding_experts;
   RowwiseKernels best = RowwiseAny{};
   double least = 1e30;
   const auto consider = [&](const auto& choice, double more) {
-    if (choice.config.blocks > 0 && choice.microseconds + more < least) best = choice.config, least = choice.microseconds + more;
+    if (choice.microseconds + more < least) best = choice.config, least = choice.microseconds + more;
   };
   if (raw.M <= kMostExpertRows && Decode::takes(raw)) consider(Decode::choose(raw, device), 0);
-  if (!device.features.wgmma) return best;
-  if (is_exact(raw) && Wgmma::takes(raw)) consider(Wgmma::choose(raw, device), finding);
-  if (WeightOnly::takes(raw)) consider(WeightOnly::choose(raw, device), finding);
+  const bool wgmma = device.features.wgmma, engine = wgmma && is_exact(raw) && Wgmma::takes(raw);
+  const bool widens = wgmma && WeightOnly::takes(raw);
+  if (engine) consider(Wgmma::choose(raw, device), finding);
+  if (widens) consider(WeightOnly::choose(raw, device), finding);
+  if (!engine && !widens && Mma::takes(raw)) consider(Mma::choose(raw, device), 0);
   return best;
 }
 

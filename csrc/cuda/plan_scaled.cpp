@@ -57,7 +57,8 @@ bool is_regular(const LinearProblem& p, const Device& device, bool aligned) {
 
 ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   using Engine = KernelOf<ScaledWgmmaConfig>;
-  if (!takes_one_pass(p.K, device) || p.subtracts_zero_point) return {};
+  if (!takes_one_pass(p.K, device)) return {};
+  if (p.subtracts_zero_point) return p.experts > 0 ? ScaledPlan{ScaledKernels(ScaledAny{}), p.scale} : ScaledPlan{};
   const ScalarType scale = engine_scale(p);
   const ScaledLinear raw = scaled_linear(p, scale);
   const bool exact = p.input == ScalarType::Char || p.N >= kCutColumns;
@@ -75,9 +76,9 @@ ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
 
 ScaledPlan plan_forced(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
   const ScalarType scale = engine_scale(p);
-  const ScaledKernels kernel =
-      forced_kernel<ScaledKernels>(f, text(p), scaled_linear(p, scale), device,
-                                   takes_one_pass(p.K, device) && !p.subtracts_zero_point, is_regular(p, device, aligned));
+  const ScaledKernels kernel = forced_kernel<ScaledKernels>(
+      f, text(p), scaled_linear(p, scale), device, takes_one_pass(p.K, device) && (!p.subtracts_zero_point || p.experts > 0),
+      is_regular(p, device, aligned));
   if (is_generic(kernel)) return {};
   return {kernel, std::holds_alternative<ScaledAny>(kernel) ? p.scale : scale};
 }

@@ -51,7 +51,8 @@ Tensor scaled_by(const ScaledPlan& plan, const LinearProblem& p, const Operands&
   const Tensor scale = converted_scale(of.weight.scale);
   const OptionalTensor x_scale = dense(of.input_scale), bias = dense(of.bias);
   OptionalTensor zero_point;
-  if (of.weight.zero_point != nullptr) zero_point = converted_scale(*of.weight.zero_point);
+  if (of.weight.zero_point != nullptr)
+    zero_point = p.subtracts_zero_point ? *of.weight.zero_point : converted_scale(*of.weight.zero_point);
 
   ScaledLinear raw = scaled_linear(p, plan.scale);
   raw.x = x.const_data_ptr(), raw.weight = of.weight.values.const_data_ptr();

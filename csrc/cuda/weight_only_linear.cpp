@@ -44,6 +44,7 @@ OptionalTensor blocks(const LinearProblem& p, const Operands& of) {
   BlockLinear raw = block_linear(p);
   raw.x = x.const_data_ptr(), raw.weight = w.values.const_data_ptr(), raw.block_scale = scale.const_data_ptr();
   raw.table = static_cast<const float*>(data_of(table)), raw.global_scale = static_cast<const float*>(data_of(global_scale));
+  if (w.zero_point != nullptr) raw.zero = static_cast<const int8_t*>(w.zero_point->const_data_ptr());
   raw.bias = data_of(bias), raw.ends = ends_of(of);
   raw.y = y.mutable_data_ptr();
   launch_planned("weight_only_linear", plan.kernel, raw, y, launch.stream());

@@ -24,7 +24,10 @@ def when_imported(name: str, action: Action) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as others do, and has the action follow when it has been executed."""
+    """Finds one module as others do, and has the action follow when it has been executed.
+
+    It stays until then: programs look for a module, too, to know whether it is installed.
+    """
 
     def __init__(self, name: str, action: Action) -> None:
         self.name, self.action = name, action
@@ -35,15 +38,18 @@ class _Finder(MetaPathFinder):
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.action)
+            spec.loader = _Loader(spec.loader, self)
         return spec
 
 
 class _Loader(Loader):
-    def __init__(self, loader: Loader, action: Action) -> None:
-        self._loader, self._action = loader, action
+    def __init__(self, loader: Loader, finder: _Finder) -> None:
+        self._loader, self._finder = loader, finder
 
     def __getattr__(self, name: str) -> Any:  # get_source and the like
         return getattr(self._loader, name)
@@ -53,7 +59,9 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        self._action(module)
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+            self._finder.action(module)
 
 
 # Packages whose tensors are quantised weights.

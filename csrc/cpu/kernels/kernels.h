@@ -326,6 +326,9 @@ struct Kernels {
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
                     int64_t n);
 
+  // Codes of 2 bits as nibbles.
+  void (*widen_int2)(const uint8_t* packed, int64_t bytes, uint8_t* nibbles);
+
   // Elements [begin, begin + n) of a row, begin even, as fp32 or bf16.
   void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
 

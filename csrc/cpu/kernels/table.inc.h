@@ -8,6 +8,7 @@
 #include "cpu/kernels/gemv_8bit.inc.h"
 #include "cpu/kernels/gemv_blockwise.inc.h"
 #include "cpu/kernels/gemv_int4.inc.h"
+#include "cpu/kernels/int2.inc.h"
 #include "cpu/kernels/quantize.inc.h"
 
 namespace aoext::cpu {
@@ -27,6 +28,7 @@ constexpr Kernels table_of_all(const Gemm8Bit* gemm_i8) {
       .group_sums = group_sums,
       .subtract_group_terms = subtract_group_terms,
       .scale_row = scale_row,
+      .widen_int2 = widen_int2,
       .dequantize_int4 = dequantize_int4,
       .dequantize_blockwise = dequantize_blockwise,
       .quantize_row = quantize_row,

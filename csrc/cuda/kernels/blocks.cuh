@@ -10,11 +10,10 @@ namespace aoext::cuda {
 // As for a RowwiseLinear. The table and the global scale are those of all experts.
 __device__ __forceinline__ BlockLinear of_expert(const BlockLinear& p, int64_t expert) {
   BlockLinear own = p;
-  const int64_t codes = p.N * p.K, bytes = p.weight_type == Element::lut4 ? codes / 2 : codes;
+  static_cast<RowwiseLinear&>(own) = of_expert(static_cast<const RowwiseLinear&>(p), expert);
   const int64_t scales = (p.N + p.block_n - 1) / p.block_n * ((p.K + p.block_k - 1) / p.block_k);
-  own.weight = static_cast<const uint8_t*>(p.weight) + expert * bytes;
   own.block_scale = behind(p.block_scale, expert * scales, p.block_scale_type);
-  own.bias = behind(p.bias, expert * p.N, p.bias_type);
+  if (p.zero) own.zero = p.zero + expert * scales;
   return own;
 }
 

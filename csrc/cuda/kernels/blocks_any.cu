@@ -37,14 +37,23 @@ struct Operands : product_any::ByteOperands<BlockLinear, W == Element::lut4 ? 2 
     else
       return __low2float(eight_bit::half_pair(eight_bit::half_pair_of<W>(raw, 0)));
   }
-  __device__ __forceinline__ float scale(int64_t n, uint32_t k) const {
-    return load_block_scale(p, n / p.block_n * columns + k / static_cast<uint32_t>(p.block_k));
+  // What all codes of a block share.
+  struct Block {
+    float scale, zero;
+  };
+  __device__ __forceinline__ Block block(int64_t n, uint32_t k) const {
+    const int64_t i = n / p.block_n * columns + k / static_cast<uint32_t>(p.block_k);
+    return {load_block_scale(p, i), W == Element::int8 && p.zero ? static_cast<float>(p.zero[i]) : 0.0f};
+  }
+  __device__ __forceinline__ float weight(uint8_t raw, int j, const Block& b) const {
+    if constexpr (W == Element::int8) return (value_of(raw, j) - b.zero) * b.scale;
+    return value_of(raw, j) * b.scale;
   }
   __device__ __forceinline__ void ws(const uint8_t (&raw)[kBlockN], int64_t n, uint32_t k, float (&w)[kBlockN][kRun]) const {
 #pragma unroll
     for (int c = 0; c < kBlockN; ++c)
 #pragma unroll
-      for (int j = 0; j < kRun; ++j) w[c][j] = value_of(raw[c], j) * scale(min(n + c, N - 1), k + j);
+      for (int j = 0; j < kRun; ++j) w[c][j] = weight(raw[c], j, block(min(n + c, N - 1), k + j));
   }
   __device__ __forceinline__ void store(int64_t m, int64_t n, float sum) const {
     sum *= global_scale(p);
@@ -52,22 +61,22 @@ struct Operands : product_any::ByteOperands<BlockLinear, W == Element::lut4 ? 2 
     static_cast<X*>(p.y)[m * p.N + n] = rounded<X>(sum);
   }
 
-  // The scale is read again when k enters another block.
+  // Scale and zero point are read again when k enters another block.
   struct Channel {
     const Operands& o;
     int64_t n;
     uint32_t end = 0;  // of the block's k
-    float scale = 0;
+    Block own = {};
 
     __device__ __forceinline__ void ws(uint8_t raw, uint32_t k, float (&w)[kRun]) {
 #pragma unroll
       for (int j = 0; j < kRun; ++j) {
         if (k + j >= end) {
-          const uint32_t size = static_cast<uint32_t>(min(o.p.block_k, o.p.K)), block = (k + j) / size;
-          end = (block + 1) * size;
-          scale = o.scale(n, block * size);
+          const uint32_t size = static_cast<uint32_t>(min(o.p.block_k, o.p.K)), number = (k + j) / size;
+          end = (number + 1) * size;
+          own = o.block(n, number * size);
         }
-        w[j] = o.value_of(raw, j) * scale;
+        w[j] = o.weight(raw, j, own);
       }
     }
   };

@@ -2,11 +2,13 @@
 #include "cuda/kernels/blocks_mma.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cuda/fits.h"
 #include "cuda/kernels/arrange_scales.cuh"
 #include "cuda/kernels/choice.h"
+#include "cuda/kernels/experts.h"
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_mma.cuh"
@@ -49,6 +51,8 @@ struct Workspace {
 
 Workspace lay_out(const BlockLinear& p, const BlocksMmaConfig& c, void* workspace) {
   const auto round = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+  const int64_t weights = std::max<int64_t>(p.experts, 1);
+  const size_t row_bytes = round(sizeof(float) * p.N * weights);
   Workspace w{};
   Arranged& a = w.arranged;
   a.groups = ceil_div(p.K, kScaleK), a.stride = ceil_div(p.N, 8) * 8;
@@ -56,12 +60,16 @@ Workspace lay_out(const BlockLinear& p, const BlocksMmaConfig& c, void* workspac
   w.partials = at, at += round(partials_bytes(p, c));
   w.counters = reinterpret_cast<unsigned*>(at), at += c.splits == 1 ? 0 : round(tiles(p, c) * sizeof(unsigned));
   a.table = reinterpret_cast<Table16*>(at), at += 256;
-  a.factor = reinterpret_cast<float*>(at), at += round(sizeof(float) * p.N);
-  if (relative_scales(p)) a.largest = reinterpret_cast<float*>(at), at += round(sizeof(float) * p.N);
-  a.scales = at, at += a.groups * a.stride * 2;
+  a.factor = reinterpret_cast<float*>(at), at += row_bytes;
+  if (relative_scales(p)) a.largest = reinterpret_cast<float*>(at), at += row_bytes;
+  a.scales = at, at += weights * a.groups * a.stride * 2;
   w.bytes = static_cast<size_t>(at - static_cast<char*>(workspace));
   return w;
 }
+
+// Tiles that there are for experts.
+template <class T>
+constexpr bool kHasExperts = T::kBlockN == 128;
 
 template <class Kind, class T>
 cudaError_t launch_typed(const BlockLinear& p, const BlocksMmaConfig& c, void* workspace, cudaStream_t stream) {
@@ -76,7 +84,14 @@ cudaError_t launch_typed(const BlockLinear& p, const BlocksMmaConfig& c, void* w
   a.steps = static_cast<int>(ceil_div(p.K, int64_t{T::kStageK} * c.splits));
   a.vector_y = p.N % 8 == 0 && is_aligned(p.y);
   a.partials = w.partials, a.counters = w.counters;
-  a.scales = w.arranged.scales, a.stride = w.arranged.stride, a.table = w.arranged.table;
+  a.scales = w.arranged.scales, a.groups = w.arranged.groups, a.stride = w.arranged.stride, a.table = w.arranged.table;
+  if constexpr (kHasExperts<T>) {
+    if (p.experts > 0) {
+      const dim3 grid(static_cast<unsigned>(a.tiles_n), 1, static_cast<unsigned>(most_row_tiles(p.M, p.experts, T::kBlockM)));
+      const auto kernel = rowwise_mma::rowwise_mma_of_experts<Kind, T>;
+      return launch(kernel, Grid{grid, T::kThreads, kBytes, stream, 1, Overlap::never}, a);
+    }
+  }
   const dim3 grid(static_cast<unsigned>(tiles(p, c)), static_cast<unsigned>(ceil_div(p.K, int64_t{a.steps} * T::kStageK)));
   if (grid.y > 1) {
     const cudaError_t cleared = cudaMemsetAsync(a.counters, 0, grid.x * sizeof(unsigned), stream);
@@ -86,8 +101,8 @@ cudaError_t launch_typed(const BlockLinear& p, const BlocksMmaConfig& c, void* w
 }
 
 // What tells instances apart.
-using Key = std::array<int, 4>;
-constexpr std::array<const char*, 4> kKeyNames = {"type", "weight", "block_n", "block_m"};
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"type", "weight", "block_n", "block_m", "experts"};
 
 // f(key, Kind{}, Tile{}) of each. A stage of the smallest tile has too few bytes of 4-bit codes for all of its threads.
 template <class F>
@@ -96,7 +111,9 @@ void for_each_instance(F&& f) {
     each<Element::int8, Element::e4m3, Element::e5m2, Element::lut4>([&](auto w) {
       constexpr Element X = decltype(x)::value, W = decltype(w)::value;
       const auto with = [&](auto tile) {
-        f(Key{int(X), int(W), decltype(tile)::kBlockN, decltype(tile)::kBlockM}, BlockKind<X, W>(), tile);
+        using T = decltype(tile);
+        f(Key{int(X), int(W), T::kBlockN, T::kBlockM, 0}, BlockKind<X, W>(), tile);
+        if constexpr (kHasExperts<T>) f(Key{int(X), int(W), T::kBlockN, T::kBlockM, 1}, BlockKind<X, W>(), tile);
       };
       if constexpr (W != Element::lut4) with(Tile32x32());
       with(Tile128x32());
@@ -105,7 +122,9 @@ void for_each_instance(F&& f) {
   });
 }
 
-Key key_of(const BlockLinear& p, const BlocksMmaConfig& c) { return {int(p.type), int(p.weight_type), c.block_n, c.block_m}; }
+Key key_of(const BlockLinear& p, const BlocksMmaConfig& c) {
+  return {int(p.type), int(p.weight_type), c.block_n, c.block_m, p.experts > 0};
+}
 
 }  // namespace
 
@@ -113,7 +132,8 @@ bool KernelOf<BlocksMmaConfig>::takes(const BlockLinear& p) {
   const bool codes = is_8bit(p.weight_type) || is_table(p), blocks = p.block_k >= p.K || p.block_k % kScaleK == 0;
   return (p.type == Element::bf16 || p.type == Element::fp16) && p.output == p.type && codes && blocks &&
          row_bytes(p) % 16 == 0 && p.K % kScaleK == 0 && std::max({p.M, p.N, p.K}) <= kMost &&
-         tiles(p, {32, 32, 1}) <= std::numeric_limits<int>::max() && is_aligned(p.x) && is_aligned(p.weight);
+         tiles(p, {32, 32, 1}) <= std::numeric_limits<int>::max() && is_aligned(p.x) && is_aligned(p.weight) &&
+         (p.experts == 0 || (most_row_tiles(p.M, p.experts, 32) <= 65535 && p.experts < int64_t{1} << 31));
 }
 
 Choice<BlocksMmaConfig> KernelOf<BlocksMmaConfig>::choose(const BlockLinear& p, const Device& device) {
@@ -123,6 +143,12 @@ Choice<BlocksMmaConfig> KernelOf<BlocksMmaConfig>::choose(const BlockLinear& p, 
   for (const MmaFit::Tile& cost : fit.tiles) {
     BlocksMmaConfig c{cost.block_n, cost.block_m, 1};
     if (cost.x != Element::bf16 || !fits(p, c)) continue;
+    if (p.experts > 0) {
+      const double tiles = expected_row_tiles(p.M, p.experts, c.block_m) * ceil_div(p.N, c.block_n);
+      const double steps = ceil_div(p.K, 64) + fit.fill_steps;
+      best.consider(c, cost.step * steps * std::max(std::ceil(tiles / sms), cost.filled));
+      continue;
+    }
     const int64_t unsplit = tiles(p, c);
     const bool splits_k = cost.block_n > 32 && unsplit <= 2 * sms;
     const int most = splits_k ? static_cast<int>(std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits)) : 1;
@@ -140,7 +166,9 @@ bool KernelOf<BlocksMmaConfig>::fits(const BlockLinear& p, const BlocksMmaConfig
   if (c.splits < 1 || c.splits > kMaxSplits) return false;
   bool found = false;
   for_each_instance([&, key = key_of(p, c)](const Key& k, auto, auto tile) {
-    found = found || (k == key && (c.splits == 1 || decltype(tile)::kWarpsK == 1));  // one whose warps share K does not split it
+    found = found ||
+            (k == key &&
+             (c.splits == 1 || (decltype(tile)::kWarpsK == 1 && p.experts == 0)));  // one whose warps share K does not split it
   });
   return found;
 }

@@ -10,7 +10,9 @@
 namespace aoext::cuda {
 
 // At most: each expert, and the rows behind the last, may have a tile that is not full.
-inline int64_t most_row_tiles(int64_t rows, int64_t experts, int block_m) { return rows / block_m + std::min(rows, experts + 1); }
+inline int64_t most_row_tiles(int64_t rows, int64_t experts, int block_m) {
+  return std::min(rows, rows / block_m + std::min(rows, experts + 1));
+}
 
 // Experts with rows, where each row has an expert by chance.
 inline double experts_hit(int64_t rows, int64_t experts) {
@@ -24,16 +26,26 @@ inline double expected_row_tiles(int64_t rows, int64_t experts, int block_m) {
   return std::max(hit, static_cast<double>(rows) / block_m + hit / 2);
 }
 
-// choose(device) of one of so many products that run at once, each on its share of the GPU; the time is that of all.
+// choose(device) of one of so many products that run at once, each on its share of the GPU; the time is that of all. Where there
+// may be more than that many at once, the last of them leave most of the GPU idle, so that larger shares, of which fewer run at
+// once, may be better.
 template <class Choose>
-auto choose_of_tiles(double tiles, const Device& device, Choose&& choose) {
-  const int at_once = std::clamp(static_cast<int>(std::ceil(tiles)), 1, device.multiprocessors);
-  Device share = device;
-  share.multiprocessors = device.multiprocessors / at_once;
-  share.bandwidth = device.bandwidth / at_once;
-  auto choice = choose(share);
-  choice.microseconds *= std::max(tiles / at_once, 1.0);
-  return choice;
+auto choose_of_tiles(double tiles, int64_t most, const Device& device, Choose&& choose) {
+  constexpr int kLargest = 8;  // times as large
+  const int sms = device.multiprocessors, least = sms / std::clamp(static_cast<int>(std::ceil(tiles)), 1, sms);
+  decltype(choose(device)) best;
+  for (int share = least; share <= std::min(kLargest * least, sms); share *= 2) {
+    const double at_once = static_cast<double>(sms) / share;
+    Device own = device;
+    own.multiprocessors = share;
+    own.bandwidth = device.bandwidth / at_once;
+    auto choice = choose(own);
+    const bool all = static_cast<double>(most) <= at_once;
+    choice.microseconds *= all ? 1.0 : tiles / at_once + 0.5;
+    if (choice.microseconds < best.microseconds) best = choice;
+    if (all) break;
+  }
+  return best;
 }
 
 }  // namespace aoext::cuda

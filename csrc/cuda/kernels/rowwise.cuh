@@ -10,7 +10,8 @@ namespace aoext::cuda {
 // The product of one of the experts, by its weight; what it has of x and y, and how many rows, stays as it is.
 __device__ __forceinline__ RowwiseLinear of_expert(const RowwiseLinear& p, int64_t expert) {
   RowwiseLinear own = p;
-  own.weight = behind(p.weight, expert * p.N * p.K, p.weight_type);
+  const int64_t codes = p.N * p.K, bytes = p.weight_type == Element::lut4 ? codes / 2 : codes;
+  own.weight = static_cast<const uint8_t*>(p.weight) + expert * bytes;
   own.scale = behind(p.scale, expert * p.N, p.scale_type);
   own.bias = behind(p.bias, expert * p.N, p.bias_type);
   return own;

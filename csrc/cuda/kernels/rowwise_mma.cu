@@ -1,9 +1,11 @@
 // Tiles of rowwise_mma, the choice among them and their launch.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cuda/fits.h"
 #include "cuda/kernels/choice.h"
+#include "cuda/kernels/experts.h"
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_mma.cuh"
@@ -52,6 +54,10 @@ size_t partials_bytes(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
   return static_cast<size_t>(tiles(p, c)) * c.splits * c.block_n * c.block_m * sizeof(float);
 }
 
+// Tiles that there are for experts.
+template <class T>
+constexpr bool kHasExperts = T::kBlockN == 128 && (T::kBlockM == 32 || T::kBlockM == 128);
+
 template <class Kind, class T>
 cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
   if (c.splits > 1 && T::kWarpsK > 1) return cudaErrorInvalidValue;
@@ -62,6 +68,12 @@ cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* work
   a.tiles_m = static_cast<int>(ceil_div(p.M, T::kBlockM));
   a.steps = static_cast<int>(ceil_div(p.K, int64_t{T::kStageK} * c.splits));
   a.vector_y = p.N % 8 == 0 && is_aligned(p.y);
+  if constexpr (kHasExperts<T>) {
+    if (p.experts > 0) {
+      const dim3 grid(static_cast<unsigned>(a.tiles_n), 1, static_cast<unsigned>(most_row_tiles(p.M, p.experts, T::kBlockM)));
+      return launch(rowwise_mma_of_experts<Kind, T>, Grid{grid, T::kThreads, kBytes, stream, 1, Overlap::never}, a);
+    }
+  }
   const dim3 grid(static_cast<unsigned>(tiles(p, c)), static_cast<unsigned>(ceil_div(p.K, int64_t{a.steps} * T::kStageK)));
   if (grid.y > 1) {
     a.partials = workspace;
@@ -72,9 +84,14 @@ cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* work
   return launch(rowwise_mma_kernel<Kind, T>, Grid{grid, T::kThreads, kBytes, stream, 1, Overlap::never}, a);
 }
 
+// Whether a grid holds the tiles of rows.
+bool takes_experts(const RowwiseLinear& p) {
+  return p.experts == 0 || (most_row_tiles(p.M, p.experts, 32) <= 65535 && p.experts < int64_t{1} << 31);
+}
+
 // What tells instances apart.
-using Key = std::array<int, 5>;
-constexpr std::array<const char*, 5> kKeyNames = {"type", "weight", "float8", "block_n", "block_m"};
+using Key = std::array<int, 6>;
+constexpr std::array<const char*, 6> kKeyNames = {"type", "weight", "float8", "block_n", "block_m", "experts"};
 
 // f(Tile{}) of each of a kind.
 template <class Kind, class F>
@@ -92,8 +109,12 @@ void for_each_instance(F&& f) {
   each<Element::int8, Element::e4m3, Element::e5m2>([&](auto w) {
     constexpr Element W = decltype(w)::value;
     const auto kind = [&](auto kind, Element x, int float8) {
-      for_each_tile<decltype(kind)>(
-          [&](auto tile) { f(Key{int(x), int(W), float8, decltype(tile)::kBlockN, decltype(tile)::kBlockM}, kind, tile); });
+      for_each_tile<decltype(kind)>([&](auto tile) {
+        using T = decltype(tile);
+        const auto key = [&](int experts) { return Key{int(x), int(W), float8, T::kBlockN, T::kBlockM, experts}; };
+        f(key(0), kind, tile);
+        if constexpr (kHasExperts<T>) f(key(1), kind, tile);
+      });
     };
     kind(Kind<W, W>(), W, 0);
     if constexpr (W != Element::int8) kind(Kind<W, W, true>(), W, 1);
@@ -103,7 +124,7 @@ void for_each_instance(F&& f) {
 }
 
 Key key_of(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
-  return {int(p.type), int(p.weight_type), c.float8, c.block_n, c.block_m};
+  return {int(p.type), int(p.weight_type), c.float8, c.block_n, c.block_m, p.experts > 0};
 }
 
 }  // namespace
@@ -116,7 +137,8 @@ bool KernelOf<RowwiseMmaConfig>::takes(const RowwiseLinear& p) {
   const bool writes = p.output == Element::bf16 || p.output == Element::fp16 || (p.output == Element::fp32 && !wide) ||
                       (p.output == Element::int32 && int8);
   return writes && p.K % 16 == 0 && std::max({p.M, p.N, p.K}) <= kMost && (!int8 || p.K <= kMostInt8) &&
-         tiles(p, {32, 32, 1, 0}) <= std::numeric_limits<int>::max() && is_aligned(p.x) && is_aligned(p.weight);
+         tiles(p, {32, 32, 1, 0}) <= std::numeric_limits<int>::max() && is_aligned(p.x) && is_aligned(p.weight) &&
+         takes_experts(p);
 }
 
 Choice<RowwiseMmaConfig> KernelOf<RowwiseMmaConfig>::choose(const RowwiseLinear& p, const Device& device) {
@@ -129,6 +151,13 @@ Choice<RowwiseMmaConfig> KernelOf<RowwiseMmaConfig>::choose(const RowwiseLinear&
   const Element x = int8 ? Element::int8 : wide ? Element::bf16 : Element::e4m3;
   for (const MmaFit::Tile& cost : fit.tiles) {
     if (cost.x != x) continue;
+    if (p.experts > 0) {
+      const RowwiseMmaConfig c{cost.block_n, cost.block_m, 1, float8};
+      const double tiles = expected_row_tiles(p.M, p.experts, c.block_m) * ceil_div(p.N, c.block_n);
+      const double steps = ceil_div(p.K, 64) + fit.fill_steps;
+      if (fits(p, c)) best.consider(c, cost.step * steps * std::max(std::ceil(tiles / sms), cost.filled));
+      continue;
+    }
     const int64_t unsplit = tiles(p, {cost.block_n, cost.block_m, 1, 0});
     const bool splits_k = cost.block_n > 32 && unsplit <= 2 * sms;
     const int64_t most = splits_k ? std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits) : 1;
@@ -149,7 +178,9 @@ bool KernelOf<RowwiseMmaConfig>::fits(const RowwiseLinear& p, const RowwiseMmaCo
   if (c.float8 && (p.output == Element::fp32 || p.type == Element::int8 || !is_8bit(p.type))) return false;
   bool found = false;
   for_each_instance([&, key = key_of(p, c)](const Key& k, auto, auto tile) {
-    found = found || (k == key && (c.splits == 1 || decltype(tile)::kWarpsK == 1));  // one whose warps share K does not split it
+    found = found ||
+            (k == key &&
+             (c.splits == 1 || (decltype(tile)::kWarpsK == 1 && p.experts == 0)));  // one whose warps share K does not split it
   });
   return found;
 }

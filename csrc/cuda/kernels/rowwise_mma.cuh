@@ -89,8 +89,8 @@ struct Params {
   bool vector_y;       // y can be stored by 16 bytes
   void* partials;      // [tiles, splits, block_n · block_m] in the order of the accumulators
   unsigned* counters;  // [tiles], zero
-  const void* scales;  // of blocks: [ceil(K / 16), stride] of x's type
-  int64_t stride;
+  const void* scales;  // of blocks: [ceil(K / 16), stride] of x's type, one behind the other for experts
+  int64_t groups, stride;
   const Table16* table;
 };
 
@@ -410,8 +410,9 @@ __device__ __forceinline__ void store(const Params& a, const Sum (&sum)[T::kRowT
     }
 }
 
+// A block's outputs, from channel n0 and row m0 on.
 template <class Kind, class T>
-__global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(const __grid_constant__ Params a) {
+__device__ __forceinline__ void compute(const Params& a, int64_t n0, int64_t m0) {
   constexpr int kRowTiles = T::kRowTiles, kColumns = T::kColumns, kStages = T::kStages, kStage = T::template kStageBytes<Kind>;
   using Source = Operands<Kind, T>;
   using Sum = typename Kind::Sum;
@@ -420,8 +421,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(co
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int place = warp % (T::kWarpsN * T::kWarpsM), slice = warp / (T::kWarpsN * T::kWarpsM);
   const int warp_n = place % T::kWarpsN * T::kWarpN, warp_m = place / T::kWarpsN * T::kWarpM;
-  int64_t n0, m0;
-  tile_origin<T>(static_cast<int>(blockIdx.x), a.tiles_n, a.tiles_m, n0, m0);
   const int k_begin = static_cast<int>(blockIdx.y) * a.steps * T::kStageK;
   const int k_end = min(static_cast<int>(a.p.K), k_begin + a.steps * T::kStageK);
   const int steps = (k_end - k_begin + T::kStageK - 1) / T::kStageK;
@@ -480,6 +479,33 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(co
     if (gridDim.y > 1 && !reduce_splits<T::kThreads>(sum, static_cast<Sum*>(a.partials), a.counters)) return;
     store<T>(a, sum, lane, n0 + warp_n, m0 + warp_m);
   }
+}
+
+template <class Kind, class T>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(const __grid_constant__ Params a) {
+  int64_t n0, m0;
+  tile_origin<T>(static_cast<int>(blockIdx.x), a.tiles_n, a.tiles_m, n0, m0);
+  compute<Kind, T>(a, n0, m0);
+}
+
+// A block's place along z is its tile of rows, of one expert's. Rows behind the last become zero.
+template <class Kind, class T>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_of_experts(const __grid_constant__ Params a) {
+  const RowwiseLinear& p = a.p;
+  const int experts = static_cast<int>(p.experts);
+  const ExpertRows rows = rows_of_tile(p.ends, experts, static_cast<int>(p.M), T::kBlockM, blockIdx.z);
+  const int64_t n0 = int64_t{blockIdx.x} * T::kBlockN;
+  if (rows.begin == rows.end) return;
+  if (rows.expert == experts) {
+    for (int i = threadIdx.x; i < (rows.end - rows.begin) * T::kBlockN; i += T::kThreads)
+      if (const int64_t n = n0 + i % T::kBlockN; n < p.N) clear(p.y, (rows.begin + i / T::kBlockN) * p.N + n, p.output);
+    return;
+  }
+  Params own = a;
+  own.p = of_expert(p, rows.expert);
+  own.p.M = rows.end;
+  if (a.scales) own.scales = static_cast<const uint16_t*>(a.scales) + rows.expert * a.groups * a.stride;
+  compute<Kind, T>(own, n0, rows.begin);
 }
 
 }  // namespace aoext::cuda::rowwise_mma

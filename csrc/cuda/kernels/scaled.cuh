@@ -14,7 +14,7 @@ __device__ __forceinline__ ScaledLinear of_expert(const ScaledLinear& p, int64_t
   const int64_t scales = (p.N + p.block_n - 1) / p.block_n * ((p.K + p.w_group - 1) / p.w_group);
   own.weight = static_cast<const uint8_t*>(p.weight) + expert * bytes;
   own.scale = behind(p.scale, expert * scales, p.scale_type);
-  own.zero = behind(p.zero, expert * scales, p.scale_type);
+  own.zero = behind(p.zero, expert * scales, p.weight_type == Element::int4 ? p.scale_type : p.weight_type);
   own.bias = behind(p.bias, expert * p.N, p.bias_type);
   return own;
 }

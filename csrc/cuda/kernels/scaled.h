@@ -20,9 +20,9 @@ struct ScaledLinear {
   const float* x_scale;  // [M, ceil(K / x_group)] or, with a pitch, [ceil(K / x_group), x_scale_pitch], of scaled_wgmma alone
   const void* scale;     // of `scale_type`: fp32, bf16, fp16, e8m0 or e4m3; that of (n, k) stands at
                          // n / block_n · scale_n + k / w_group · scale_k
-  const void* zero;      // likewise, of int4 alone; or null
-  const void* bias;      // [N] of `bias_type`, or null
-  void* y;               // [M, N] of `output`
+  const void* zero;  // likewise, of int4; of int8 codes, from which they are subtracted, which scaled_any alone knows; or null
+  const void* bias;  // [N] of `bias_type`, or null
+  void* y;           // [M, N] of `output`
   int64_t M, N, K, x_group, w_group, block_n, scale_n, scale_k, x_scale_pitch;
   Element type, scale_type, bias_type, output, weight_type;
   ChunkSums sums;  // of x, as scaled_sums wants them, or null where a launch computes them

@@ -43,10 +43,13 @@ struct Operands : product_any::ByteOperands<ScaledLinear, kInt4 ? 2 : 1> {
   };
   __device__ __forceinline__ Affine affine(int64_t n, uint32_t k) const {
     const int64_t i = n / p.block_n * p.scale_n + k / w_group * p.scale_k;
-    return {load_scale(p.scale, i, p.scale_type), kInt4 ? load_scale(p.zero, i, p.scale_type) : 0.0f};
+    const float scale = load_scale(p.scale, i, p.scale_type);
+    if constexpr (kInt4) return {scale, load_scale(p.zero, i, p.scale_type)};
+    return {scale, W == Element::int8 && p.zero ? value_of(static_cast<const uint8_t*>(p.zero)[i]) : 0.0f};
   }
   static __device__ __forceinline__ float weight(uint8_t raw, int j, const Affine& a) {
-    return kInt4 ? fmaf(nibble(raw, j), a.scale, a.zero) : value_of(raw) * a.scale;
+    if constexpr (kInt4) return fmaf(nibble(raw, j), a.scale, a.zero);
+    return (value_of(raw) - (W == Element::int8 ? a.zero : 0.0f)) * a.scale;
   }
   __device__ __forceinline__ void ws(const uint8_t (&raw)[kBlockN], int64_t n, uint32_t k, float (&w)[kBlockN][kRun]) const {
 #pragma unroll

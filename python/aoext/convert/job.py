@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from aoext import checkpoints, serialization
 from aoext.checkpoints.base import Reader, Writer, with_scales_in
 from aoext.configs import QuantizationConfig, schemes
+from aoext.convert.experts import Experts
 from aoext.convert.own import OwnReader
 from aoext.convert.source import Checkpoint
 from aoext.convert.target import Target
 from aoext.models.layers import as_rows, as_weight
-from aoext.models.summary import grouped
+from aoext.models.summary import grouped, large_tensors
 from aoext.tensors import Int4Tensor, QuantizedTensor
 
 AOEXT = "aoext"
+
+# What checkpoints call a weight of one expert.
+_OF_EXPERTS = re.compile(r"\bexperts\.")
 FORMATS = (AOEXT, *checkpoints.WRITERS)
 
 
@@ -121,8 +126,10 @@ class _Job:
             symmetric = _is_symmetric(config, self.source.foreign or {})
             options = {"double_quantization": True} if double_quantization else {}
             self.writer = checkpoints.WRITERS[format](symmetric=symmetric, **options)
-        self.chosen = {} if config is None else self.source.to_quantise(config)
-        if not self.chosen and not self.parts:
+        self.chosen, experts = ({}, {}) if config is None else self.source.to_quantise(config)
+        # Other libraries' formats have no experts.
+        self.experts = Experts(self.source, experts if format == AOEXT else {})
+        if not self.chosen and not self.parts and not self.experts.parts:
             how = "that is quantised" if config is None else f"that {config} quantises"
             raise ValueError(f"convert: {source} has no layer {how}, so nothing is written")
         notes = () if self.reader is None else self.reader.notes
@@ -162,7 +169,8 @@ class _Job:
             others = [key for key, tensor in state.items() if not isinstance(tensor, QuantizedTensor)]
             self.target.wrote(name, layers, others)
         done = self.target.done[name]
-        self.result.quantised += [f"{layer}.weight" for layer in done["layers"]]
+        names = (layer if layer in self.experts.parts else f"{layer}.weight" for layer in done["layers"])
+        self.result.quantised += names
         self.result.others += done["others"]
         self.result.bytes_before += (self.source.folder / name).stat().st_size
         self.result.bytes_after += written.stat().st_size
@@ -212,7 +220,11 @@ class _Job:
                 if key == min(self.parts[layer].values()):  # the first of them, wherever the others lie
                     yield f"{layer}.weight", self._read(layer)
             elif self.config is not None and key in self.chosen:
-                yield key, self._quantise(self.config, key)
+                yield key, self._quantise(self.config, key, self.source.tensor(key), self.chosen[key])
+            elif self.config is not None and (weight := self.experts.weight_of.get(key)) is not None:
+                if key == min(self.experts.parts[weight]):
+                    plain = self.experts.tensor(weight, self.source.tensor)
+                    yield weight, self._quantise(self.config, weight, plain, self.experts.modules[weight])
             else:
                 yield key, self.source.tensor(key)
 
@@ -224,9 +236,7 @@ class _Job:
             return weight
         return as_weight(self.source.transposed_layers[layer], weight)
 
-    def _quantise(self, config: QuantizationConfig, key: str) -> Tensor:
-        weight = self.source.tensor(key)
-        layer = self.chosen[key]
+    def _quantise(self, config: QuantizationConfig, key: str, weight: Tensor, layer: nn.Module) -> Tensor:
         rows = as_rows(layer, weight)
         if config.obstacle(rows) is not None:
             return weight
@@ -241,7 +251,23 @@ class _Job:
     def end(self) -> Conversion:
         """Writes what belongs to the files, and frees the target."""
         self.result.notes += self.target.end(self._quantization_config(), self.result.bytes_after)
+        self.result.notes += self._what_stays()
         return self.result
+
+    def _what_stays(self) -> list[str]:
+        """Lines on large tensors that are as they were, by name and size."""
+        forms: dict[str, Tensor] = {}
+        for name in self.files:
+            forms.update(serialization.forms_in(self.source.folder / name))
+        stay = {name: forms[name] for name in self.result.others if name in forms}
+
+        def reason(name: str) -> str:
+            if forms[name].dim() < 3 and not _OF_EXPERTS.search(name):
+                return "plain"
+            return "experts, for which this format has no place"
+
+        found = large_tensors(stay, sum(form.numel() for form in forms.values()), reason)
+        return [line.strip() for line in found]
 
     def _quantization_config(self) -> dict[str, Any]:
         from aoext.integrations.transformers import AoextConfig

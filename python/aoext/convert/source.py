@@ -126,22 +126,26 @@ class Checkpoint:
             return None
         return checkpoints.Model(self._modules.get, self.settings.get("text_config") or self.settings)
 
-    def to_quantise(self, config: QuantizationConfig) -> dict[str, nn.Module]:
-        """The layers that from_pretrained would quantise, by the names of their weights in the checkpoint."""
-        from aoext.integrations.transformers import AoextConfig, AoextQuantizer
+    def to_quantise(self, config: QuantizationConfig) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+        """What from_pretrained would quantise.
+
+        The layers, by the names of their weights in the checkpoint; and modules of experts, by the names of
+        weights in the model.
+        """
+        from aoext.integrations.transformers import AoextConfig, AoextQuantizer, candidates, renaming
 
         quantizer = AoextQuantizer(AoextConfig(config), pre_quantized=False)
         quantizer._process_model_before_weight_loading(self.model)
-        chosen = {
-            id(self.model.get_submodule(name.rpartition(".")[0]))
-            for name, _ in self.model.named_parameters()
-            if quantizer.config_for(self.model, name) is not None
-        }
-        return {
-            f"{name}.weight": module
-            for name, module in self._modules.items()
-            if id(module) in chosen and f"{name}.weight" in self.places
-        }
+        layers: dict[str, nn.Module] = {}
+        experts: dict[str, nn.Module] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if quantizer.config_for(self.model, name) is not None:
+                found = layers if parameter.dim() == 2 else experts
+                found[name] = self.model.get_submodule(name.rpartition(".")[0])
+        in_model = renaming(self.model)
+        named = {key: candidates(self.model, in_model(key)) for key in self.places}
+        by_key = {key: layers[name] for key, names in named.items() for name in names if name in layers}
+        return by_key, experts
 
     def others(self) -> Iterator[tuple[Path, str | None]]:
         """Files beside the weights and the config, and why one of them is not to be copied."""

@@ -26,6 +26,7 @@ class Code(IntEnum):
     E4M3 = 2
     E5M2 = 3
     LUT4 = 4
+    INT2 = 5
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from aoext.models.experts import IMPLEMENTATION, are_transposed
 from aoext.models.routing import weighted_sum
 from aoext.operators.experts import expert_of_row, times
 from aoext.tensors import QuantizedTensor
-from aoext.tensors.products import multiply
+from aoext.tensors.products import linear
 
 ao = torch.ops.ao
 
@@ -38,10 +38,10 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     weights = top_k_weights.reshape(x.shape[0], -1)
     if weights.shape != index.shape:  # some releases have them for all experts
         weights = weights.gather(1, index)
-    order, offsets = ao.sort_by_expert(index, up.shape[0])
-    transposed = are_transposed(self)
+    order, offsets = ao.sort_by_expert(index, _count(up))
+    transposed, k = are_transposed(self), index.shape[1]
 
-    rows = x.index_select(0, order // index.shape[1])
+    rows = x.expand(k, -1) if x.shape[0] == 1 else x.index_select(0, order // k)
     rows = _product(rows, up, getattr(self, f"{up_name}_bias", None), offsets, transposed)
     rows = _activated(self, rows, up_name)
     rows = _product(rows, down, getattr(self, "down_proj_bias", None), offsets, transposed)
@@ -50,12 +50,16 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     return weighted_sum(rows, order, weights).to(hidden_states.dtype).reshape(hidden_states.shape)
 
 
+def _count(weight: Tensor) -> int:
+    """How many experts there are: a field's shape costs less to ask than a quantised weight's."""
+    return (weight.qdata if isinstance(weight, QuantizedTensor) else weight).shape[0]
+
+
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor, transposed: bool) -> Tensor:
     """rows times the weights of their experts, [E, K, N] where these are `transposed`, plus bias [E, N]."""
-    rows = rows.to(weight.dtype)
     if isinstance(weight, QuantizedTensor):
-        return multiply("experts", rows, weight, bias, transposed=transposed, offsets=offsets)
-    product = times(rows, weight if transposed else weight.mT, offsets)
+        return linear(rows.to(weight.activation_dtype or rows.dtype), weight, bias, transposed, offsets)
+    product = times(rows.to(weight.dtype), weight if transposed else weight.mT, offsets)
     if bias is None:
         return product
     return product + pad(bias, (0, 0, 0, 1))[expert_of_row(offsets, rows.shape[0])]

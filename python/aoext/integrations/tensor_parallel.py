@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor.placement_types import Placement, Shard
 
 from aoext.models import shards
 from aoext.tensors import QuantizedTensor
@@ -29,6 +29,8 @@ class Distribution(NamedTuple):
 
     def distributed(self, weight: QuantizedTensor) -> DTensor:
         """A weight of which this rank has its part. ValueError where parts do not end on group boundaries."""
+        if self.packed is not None:
+            return shards.distributed(self._packed_part(weight), self.mesh, self.placements, weight)
         if (unlike := shards.unlike_shards(self.placements)) is not None:
             raise ValueError(f"it is {unlike}")
         lengths, offsets = compute_local_shape_and_global_offset(weight.shape, self.mesh, self.placements)
@@ -38,6 +40,29 @@ class Distribution(NamedTuple):
                 part = part.narrow(dim, offset, length)
         part = weight if part is weight else part.clone()  # a view would keep the whole weight's memory
         return shards.distributed(part, self.mesh, self.placements, weight)
+
+    # Fused weights, such as gate and up: a rank has a part of each.
+
+    @property
+    def packed(self) -> Any:
+        """Their placement where it is all that there is, else None; its split_factor counts what is fused."""
+        (placement, *others) = self.placements
+        return placement if hasattr(placement, "split_factor") and not others else None
+
+    def _packed_part(self, weight: QuantizedTensor) -> Tensor:
+        rank, dim = self.mesh.get_local_rank(), self.packed.dim
+        fused = weight.chunk(self.packed.split_factor, dim)
+        return torch.cat([each.chunk(self.mesh.size(), dim)[rank] for each in fused], dim)
+
+    def whole(self, weight: DTensor) -> Tensor:
+        """The weight of all ranks."""
+        if self.packed is None:
+            return weight.full_tensor()
+        dim = self.packed.dim
+        behind_each_other = shards.distributed(weight.to_local(), self.mesh, (Shard(dim),), weight)
+        of_ranks = behind_each_other.full_tensor().chunk(self.mesh.size(), dim)
+        fused = zip(*(part.chunk(self.packed.split_factor, dim) for part in of_ranks), strict=True)
+        return torch.cat([part for each in fused for part in each], dim)
 
 
 def take_whole(model: Any, quantizer: Any) -> None:

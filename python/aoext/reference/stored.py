@@ -141,7 +141,7 @@ def by_rows(dtype: torch.dtype, scale: torch.dtype | None = None) -> Stored:
 
 
 INT4 = Stored("int4", Code.INT4)
-GROUPS = [INT4]
+GROUPS = [INT4, Stored("int2", Code.INT2, typical=False)]
 FLOAT8_128 = Stored("float8 128x128", Code.E4M3, (128, 128), FP32)
 MXFP8 = Stored("mxfp8", Code.E4M3, (1, 32), E8M0, typical=False)
 EIGHT_BIT_BLOCKWISE = [

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from aoext.formats.dtypes import dtype_name
+from aoext.models.summary import large_tensors
 from aoext.serialization.checkpoint import opened
 from aoext.serialization.contents import VERSION_KEY, Stored, read_contents
 from aoext.tensors import QuantizedTensor
@@ -30,6 +31,9 @@ def describe_files(path: str | os.PathLike[str]) -> str:
         lines = [f"{path}: aoext format version {' and '.join(versions)}, {len(files)} file(s)"]
         for kind, count in sorted(counts.items()):
             lines.append(f"  {kind}: {count}, {sizes[kind] / 1e6:.2f} MB")
+        forms = {name: kept.form for name, kept in contents.state.items()}
+        values = sum(form.numel() for form in forms.values())
+        lines += large_tensors(forms, values, lambda _: "plain")
         if tied := len(stored) - len(set(stored.values())):
             lines.append(f"  names that share another's tensor: {tied}")
         with_checksums = [file for file in files if file.checksums is not None]

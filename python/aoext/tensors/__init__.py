@@ -6,7 +6,7 @@ distributed.py: the operations of PyTorch that quantised weights know
 recording.py: what torch.export sees of them
 memory.py, parameters.py, pickles.py, fully_shard.py: what modules, files and other libraries ask of them
 computing.py, each_expert.py: what the operators make of them, and of those of experts one by one
-groups.py, int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
+groups.py, int2.py, int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
 """
 
 import torch.distributed
@@ -26,6 +26,7 @@ from aoext.tensors import views as views
 from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.blockwise import BlockwiseTensor
 from aoext.tensors.float8 import Float8Tensor
+from aoext.tensors.int2 import Int2Tensor
 from aoext.tensors.int4 import Int4Tensor
 from aoext.tensors.int8 import Int8Tensor
 from aoext.tensors.lut4 import Lut4Tensor
@@ -35,13 +36,15 @@ if torch.distributed.is_available():
 
 # By the names that files have.
 TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
-    kind.__name__: kind for kind in (Int4Tensor, Int8Tensor, Float8Tensor, BlockwiseTensor, Lut4Tensor)
+    kind.__name__: kind
+    for kind in (Int4Tensor, Int8Tensor, Float8Tensor, BlockwiseTensor, Lut4Tensor, Int2Tensor)
 }
 
 __all__ = [
     "TENSOR_TYPES",
     "BlockwiseTensor",
     "Float8Tensor",
+    "Int2Tensor",
     "Int4Tensor",
     "Int8Tensor",
     "Lut4Tensor",

@@ -27,9 +27,16 @@ _WITH_AUTOCAST = frozenset(
 
 
 @implements(torch.nn.functional.linear, aten.linear.default)
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    transposed: bool = False,
+    offsets: Tensor | None = None,
+) -> Tensor:
     """F.linear with a quantised weight, or with a view [K, N] of one where that is `transposed`.
 
+    offsets: beside weights of experts, where the rows of each end
     Calls that want nothing but the product take the short way.
     """
     if (
@@ -42,8 +49,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, transposed
         and may_skip_autograd(input, bias)
     ):
         with torch._C._AutoDispatchBelowAutograd():
-            return weight._linear(input, bias, Direct)
-    return multiply("linear", input, weight, bias, transposed=transposed)
+            return weight._linear(input, bias, Direct, offsets)
+    return multiply("linear", input, weight, bias, transposed=transposed, offsets=offsets)
 
 
 @implements(torch.mm, Tensor.mm, aten.mm.default)

@@ -10,7 +10,6 @@ from transformers import core_model_loading
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 
 from aoext.integrations.transformers.config import METHOD, AoextConfig
-from aoext.models.layers import quantized_weights
 from aoext.other_packages import when_imported
 from aoext.tensors import QuantizedTensor
 
@@ -62,15 +61,13 @@ def _save_experts_as_they_are(saving: Any) -> None:
 
     @functools.wraps(revert)
     def reverted(model: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-        parts = {}
-        for path, module in model.named_modules():
-            for name, weight in quantized_weights(module):
-                if weight.dim() == 3:
-                    own = ".".join(filter(None, (path, name)))
-                    parts.update({f"{own}.{field}": f"{name}.{field}" for field, _ in weight.named_fields()})
+        fields = [name for name in state_dict if _is_of_experts(name, state_dict)]
+        leaves = [".".join(name.split(".")[-2:]) for name in fields]
         # No conversion knows these names.
-        hidden = {name: f"{name.removesuffix(leaf)}aoext_{i}" for i, (name, leaf) in enumerate(parts.items())}
-        leaves = list(parts.values())
+        hidden = {
+            name: f"{name.removesuffix(leaf)}aoext_{i}"
+            for i, (name, leaf) in enumerate(zip(fields, leaves, strict=True))
+        }
         renamed = revert(model, {hidden.get(name, name): value for name, value in state_dict.items()})
         result = {}
         for name, value in renamed.items():
@@ -79,6 +76,12 @@ def _save_experts_as_they_are(saving: Any) -> None:
         return result
 
     saving.revert_weight_conversion = reverted
+
+
+def _is_of_experts(name: str, state_dict: dict[str, Any]) -> bool:
+    """Whether this is a field of quantised experts: all of a weight's lie beside its codes."""
+    codes = state_dict.get(f"{name.rpartition('.')[0]}.qdata")
+    return codes is not None and codes.dim() == 3
 
 
 def offload_quantized_weights() -> None:

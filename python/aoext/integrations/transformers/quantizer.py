@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,18 @@ from aoext import checkpoints, serialization
 from aoext.configs import QuantizationConfig
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.integrations.transformers.config import METHOD, AoextConfig
-from aoext.integrations.transformers.weights import Assemble, Converter, Operation, Quantize, Read
+from aoext.integrations.transformers.weights import (
+    Assemble,
+    Converter,
+    Operation,
+    Quantize,
+    Read,
+    candidates,
+    has_quantised,
+    renaming,
+    run_experts,
+)
 from aoext.models.choice import refusal_of_own_forward
-from aoext.models.experts import IMPLEMENTATION
 from aoext.models.layers import (
     as_rows,
     as_weight,
@@ -54,7 +63,7 @@ class AoextQuantizer(HfQuantizer):
         # Names of modules that stay as they are, and what the checkpoint says of its quantised weights.
         self.left_alone: list[str] = []
         self.descriptions: dict[str, Any] = dict(quantization_config.described)
-        self.stored: dict[str, Tensor] = {}  # without values
+        self.stored: dict[str, Tensor] = {}  # without values, by the model's names
         self.dtypes: dict[str, torch.dtype] = {}
         foreign = quantization_config.foreign
         self.reader = None if foreign is None else checkpoints.reader_for(foreign)
@@ -96,12 +105,9 @@ class AoextQuantizer(HfQuantizer):
 
     def _obstacle(self, module: nn.Module, leaf: str, config: QuantizationConfig) -> str | None:
         """Why a module's parameter cannot be quantised so; None if it can."""
-        weight = module._parameters[leaf]
-        if weight is None:
-            return "it has no weight"
         return (
             why_never_quantized(module)
-            or config.obstacle(as_rows(module, weight))
+            or config.obstacle(as_rows(module, getattr(module, leaf)))
             or refusal_of_own_forward(module, config)
         )
 
@@ -139,10 +145,12 @@ class AoextQuantizer(HfQuantizer):
         if not self.pre_quantized:
             self.warn(model)
         if self.pre_quantized:
+            in_model = renaming(model)
             for file in checkpoint_files or ():
                 if self.reader is None:
                     self.descriptions.update(serialization.descriptions_in(file))
-                    self.stored.update(serialization.forms_in(file))
+                    forms = serialization.forms_in(file).items()
+                    self.stored.update({in_model(name): form for name, form in forms})
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
                     self._expect(model, serialization.forms_in(file))
@@ -264,7 +272,7 @@ class AoextQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         give_classes(model)
-        _run_experts(model)
+        run_experts(model)
         _let_cast(model)
         # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
         model._weight_conversions = [
@@ -292,7 +300,7 @@ class AoextQuantizer(HfQuantizer):
             elif tensor.is_meta:
                 state[name] = self._offloaded(model, name, tensor)
             elif name in self.distributions:
-                state[name] = cast(Any, tensor).full_tensor()
+                state[name] = self.distributions[name].whole(tensor)
         return serialization.flattened(state)
 
     def _offloaded(self, model: nn.Module, name: str, tensor: Tensor) -> Tensor:
@@ -316,17 +324,6 @@ def _is_left_alone(pattern: str, name: str) -> bool:
     return not should_convert_module(name, [pattern])
 
 
-def has_quantised(file: str) -> bool:
-    """Whether a file of a checkpoint has weights that aoext has quantised."""
-    return str(file).endswith(".safetensors") and serialization.has_quantised(file)
-
-
-def candidates(model: Any, name: str) -> tuple[str, ...]:
-    """A name, with and without the prefix that a model with a head gives to its base model."""
-    prefix = f"{model.base_model_prefix}."
-    return name, prefix + name, name.removeprefix(prefix)
-
-
 def adopt(model: nn.Module) -> None:
     """Have save_pretrained know models, or parts of `model`, whose weights were quantised in place."""
     from transformers.modeling_utils import PreTrainedModel
@@ -342,17 +339,8 @@ def adopt(model: nn.Module) -> None:
             part.hf_quantizer = AoextQuantizer(kept, pre_quantized=True)
             part.config.quantization_config = kept
             part.quantization_method, part.is_quantized = METHOD, True
-            _run_experts(part)
+            run_experts(part)
             _let_cast(part)
-
-
-def _run_experts(model: Any) -> None:
-    """Has a model keep to aoext's function of experts where it has quantised ones, in all of its configs.
-
-    generate would have another one for decoding wherever it finds transformers' default.
-    """
-    if any(p.dim() == 3 for module in model.modules() for _, p in quantized_weights(module)):
-        model.config._experts_implementation = IMPLEMENTATION
 
 
 def _let_cast(model: nn.Module) -> None:

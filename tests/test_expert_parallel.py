@@ -1,0 +1,77 @@
+"""Expert and tensor parallel plans of transformers: two ranks that share the experts of a quantised model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import aoext
+from aoext.tensors import QuantizedTensor
+from models import assert_same_state
+from ranks import Ranks
+
+transformers = pytest.importorskip("transformers", minversion="5.20")
+
+SIZE = 2
+CONFIG = aoext.Int4WeightOnlyConfig(group_size=16)
+# Ranks have half of the experts, or half of each.
+PLANS: dict[str, dict[str, Any]] = {
+    "experts": {"tp_size": SIZE, "ep_size": SIZE},
+    "tensors": {"tp_size": SIZE},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks("cpu", SIZE)
+    yield ranks
+    ranks.close()
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+
+
+def _check(mesh, folder, plan):
+    from transformers.distributed import DistributedConfig
+
+    from moe_models import IDS
+
+    os.environ |= {"RANK": str(mesh.get_rank()), "WORLD_SIZE": str(SIZE), "LOCAL_RANK": str(mesh.get_rank())}
+    config = aoext.AoextConfig(CONFIG)
+    whole = load(folder / "plain", quantization_config=config)
+    for source, options in (("plain", {"quantization_config": config}), ("ours", {})):
+        model = load(folder / source, distributed_config=DistributedConfig(**PLANS[plan]), **options)
+        shared = 0
+        for name, parameter in whole.named_parameters():
+            if parameter.dim() == 3:
+                own = model.get_parameter(name).to_local()
+                assert isinstance(own, QuantizedTensor), name
+                assert own.numel() == parameter.numel() // SIZE, name
+                assert (len(own) < len(parameter)) == (plan == "experts"), name
+                shared += 1
+        assert shared == 4
+        with torch.no_grad():
+            wanted, logits = whole(IDS).logits, model(IDS).logits
+        assert (logits - wanted).norm() <= 1e-4 * wanted.norm()
+        generated = [m.generate(IDS[:, :4], max_new_tokens=3, do_sample=False) for m in (whole, model)]
+        assert torch.equal(*generated)
+        model.save_pretrained(folder / f"{plan} from {source}")
+        if mesh.get_rank() == 0:
+            assert_same_state(whole, load(folder / f"{plan} from {source}"))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ["qwen3", "mixtral"])
+def test_ranks_compute_together_what_one_would(name, plan, tmp_path, ranks, generator):
+    from moe_models import build
+
+    build(name, generator).save_pretrained(tmp_path / "plain")
+    loaded = load(tmp_path / "plain", quantization_config=aoext.AoextConfig(CONFIG))
+    loaded.save_pretrained(tmp_path / "ours")
+    ranks(_check, tmp_path, plan)
