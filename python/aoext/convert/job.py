@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from aoext import checkpoints, serialization
 from aoext.checkpoints.base import Reader, Writer, with_scales_in
+from aoext.checkpoints.experts import Experts, check_numbers, put_together, read_experts
+from aoext.checkpoints.settings import named
 from aoext.configs import QuantizationConfig, schemes
 from aoext.convert.own import OwnReader
 from aoext.convert.source import Checkpoint
@@ -111,17 +115,25 @@ class _Job:
         self.target = Target(target, claim, self.source)
         self.files = self.source.files
         self.reader: Reader | None = None
-        # The tensors of each quantised layer by their names behind it, and the layer of each of them.
+        # The tensors of each quantised layer by their names behind it, and the weights of experts that layers
+        # make together.
         self.parts: dict[str, dict[str, str]] = {}
+        self.experts: dict[str, Experts] = {}
         if self.source.foreign is not None:
             self._read_layers(self.source.foreign)
-        self.layer_of = {key: layer for layer, parts in self.parts.items() for key in parts.values()}
         self.writer: Writer | None = None
         if format != AOEXT:
             symmetric = _is_symmetric(config, self.source.foreign or {})
             options = {"double_quantization": True} if double_quantization else {}
             self.writer = checkpoints.WRITERS[format](symmetric=symmetric, **options)
-        self.chosen = {} if config is None else self.source.to_quantise(config)
+        self.chosen: dict[str, nn.Module] = {}
+        if config is not None:
+            self.chosen, self.experts = self.source.to_quantise(config)
+            together = (layer for experts in self.experts.values() for layer in experts.layers)
+            self.parts = {layer: {"weight": f"{layer}.weight"} for layer in together}
+        # The tensors of each weight that is made of several, and the weight of each of them.
+        self.keys = self._keys()
+        self.weight_of = {key: name for name, keys in self.keys.items() for key in keys}
         if not self.chosen and not self.parts:
             how = "that is quantised" if config is None else f"that {config} quantises"
             raise ValueError(f"convert: {source} has no layer {how}, so nothing is written")
@@ -144,12 +156,22 @@ class _Job:
             self.reader.read_metadata(serialization.metadata_of(source.folder / name))
         self.parts = self.reader.layers(source.places)
         if source.method != AOEXT:
-            checkpoints.check_files(
+            self.experts = checkpoints.check_files(
                 self.reader,
                 [source.folder / name for name in self.files],
                 source.dtype,
                 source.known_model,
             )
+
+    def _keys(self) -> dict[str, list[str]]:
+        keys = {
+            name: [key for layer in experts.layers for key in self.parts[layer].values()]
+            for name, experts in self.experts.items()
+        }
+        together = {layer for experts in self.experts.values() for layer in experts.layers}
+        for layer in self.parts.keys() - together:
+            keys[f"{layer}.weight"] = list(self.parts[layer].values())
+        return keys
 
     def convert(self, name: str) -> None:
         """Writes one file, unless a run before has."""
@@ -162,7 +184,9 @@ class _Job:
             others = [key for key, tensor in state.items() if not isinstance(tensor, QuantizedTensor)]
             self.target.wrote(name, layers, others)
         done = self.target.done[name]
-        self.result.quantised += [f"{layer}.weight" for layer in done["layers"]]
+        self.result.quantised += [
+            layer if layer in self.experts else f"{layer}.weight" for layer in done["layers"]
+        ]
         self.result.others += done["others"]
         self.result.bytes_before += (self.source.folder / name).stat().st_size
         self.result.bytes_after += written.stat().st_size
@@ -207,34 +231,58 @@ class _Job:
 
     def _state(self, name: str) -> Iterator[tuple[str, Tensor]]:
         for key in sorted(key for key, place in self.source.places.items() if place == name):
-            if key in self.layer_of:
-                layer = self.layer_of[key]
-                if key == min(self.parts[layer].values()):  # the first of them, wherever the others lie
-                    yield f"{layer}.weight", self._read(layer)
+            if key in self.weight_of:
+                weight = self.weight_of[key]
+                if key == min(self.keys[weight]):  # the first of them, wherever the others lie
+                    yield weight, self._weight(weight)
             elif self.config is not None and key in self.chosen:
-                yield key, self._quantise(self.config, key)
+                yield key, self._quantise(self.config, key, self.chosen[key], self.source.tensor(key))
             else:
                 yield key, self.source.tensor(key)
 
-    def _read(self, layer: str) -> QuantizedTensor:
+    def _tensors(self, layer: str) -> dict[str, Tensor]:
+        return {leaf: self.source.tensor(key) for leaf, key in self.parts[layer].items()}
+
+    def _weight(self, name: str) -> Tensor:
+        """The weight that several tensors make."""
+        if name in self.experts:
+            return as_weight(self.source.experts_of(name), self._of_experts(name, self.experts[name]))
         assert self.reader is not None
-        tensors = {leaf: self.source.tensor(key) for leaf, key in self.parts[layer].items()}
-        weight = self.reader.weight(layer, tensors, self.source.dtype)
+        layer = name.removesuffix(".weight")
+        weight = self.reader.weight(layer, self._tensors(layer), self.source.dtype)
         if weight.transposed or layer not in self.source.transposed_layers:
             return weight
         return as_weight(self.source.transposed_layers[layer], weight)
 
-    def _quantise(self, config: QuantizationConfig, key: str) -> Tensor:
-        weight = self.source.tensor(key)
-        layer = self.chosen[key]
-        rows = as_rows(layer, weight)
-        if config.obstacle(rows) is not None:
+    def _of_experts(self, name: str, experts: Experts) -> QuantizedTensor:
+        """A weight [E, N, K], expert by expert."""
+        if self.reader is not None:
+            return read_experts(self.reader, name, experts, self._tensors, self.source.dtype)
+        config = self.config
+        assert config is not None
+
+        def of_expert(e: int) -> Tensor:
+            rows = [self.source.tensor(f"{part.layers[e]}.weight") for part in experts.parts]
+            return torch.cat(rows) if not experts.interleaved else torch.stack(rows, 1).flatten(0, 1)
+
+        with named(f"convert: {name}"):
+            check_numbers(experts)
+            first = config.quantize(of_expert(0))
+            if first.global_scale is not None:  # which follows from all experts
+                return config.quantize(torch.stack([of_expert(e) for e in range(experts.shape[0])]))
+            others = (config.quantize(of_expert(e)) for e in range(1, experts.shape[0]))
+            return put_together(itertools.chain([first], others), experts.shape)
+
+    def _quantise(self, config: QuantizationConfig, key: str, layer: nn.Module, weight: Tensor) -> Tensor:
+        rows, own = as_rows(layer, weight), layer._parameters.get(key.rpartition(".")[2])
+        # transformers turns some weights of experts while it loads them.
+        if config.obstacle(rows) is not None or (own is not None and own.shape != weight.shape):
             return weight
         try:
             quantized = config.quantize(rows)
         except ValueError as error:
             raise ValueError(f"convert: {key}: {error}") from error
-        if self.writer is not None and self.writer.scale_dtype is not None:
+        if self.writer is not None and self.writer.scale_dtype is not None and rows.dim() == 2:
             quantized = with_scales_in(self.writer.scale_dtype, quantized, rows)
         return as_weight(layer, quantized)
 

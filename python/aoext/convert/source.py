@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext import checkpoints, serialization
+from aoext.checkpoints.experts import Experts
 from aoext.configs import QuantizationConfig
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
 from aoext.models.layers import has_transposed_weight
@@ -124,24 +125,41 @@ class Checkpoint:
         """What readers may ask of the model; None where transformers does not have it."""
         if self._model_type is None:
             return None
-        return checkpoints.Model(self._modules.get, self.settings.get("text_config") or self.settings)
+        settings = self.settings.get("text_config") or self.settings
+        return checkpoints.Model(self._modules.get, settings, self._experts)
 
-    def to_quantise(self, config: QuantizationConfig) -> dict[str, nn.Module]:
-        """The layers that from_pretrained would quantise, by the names of their weights in the checkpoint."""
-        from aoext.integrations.transformers import AoextConfig, AoextQuantizer
+    def _experts(self, layers: Iterable[str]) -> tuple[dict[str, Experts], dict[str, str]]:
+        from aoext.integrations.transformers.experts import experts_of
+
+        return experts_of(self.model, layers)
+
+    def experts_of(self, name: str) -> nn.Module:
+        """The module that has the weight of experts of this name in the model."""
+        module: nn.Module = self.model.get_submodule(name.rpartition(".")[0])
+        return module
+
+    def to_quantise(self, config: QuantizationConfig) -> tuple[dict[str, nn.Module], dict[str, Experts]]:
+        """The weights that from_pretrained would quantise: layers by the names that the checkpoint has for
+        these, and what the checkpoint has of experts one by one, by the names that the model has for them.
+        """
+        from aoext.integrations.transformers import AoextConfig, AoextQuantizer, candidates
 
         quantizer = AoextQuantizer(AoextConfig(config), pre_quantized=False)
         quantizer._process_model_before_weight_loading(self.model)
-        chosen = {
-            id(self.model.get_submodule(name.rpartition(".")[0]))
+        asked = [
+            name
             for name, _ in self.model.named_parameters()
             if quantizer.config_for(self.model, name) is not None
+        ]
+        here = {
+            name: next((key for key in candidates(self.model, name) if key in self.places), "")
+            for name in asked
         }
-        return {
-            f"{name}.weight": module
-            for name, module in self._modules.items()
-            if id(module) in chosen and f"{name}.weight" in self.places
-        }
+        chosen = {key: self.model.get_submodule(name.rpartition(".")[0]) for name, key in here.items() if key}
+        layers = (key.removesuffix(".weight") for key in self.places if key.endswith(".weight"))
+        one_by_one, _ = self._experts(layers)
+        missing = [name for name, key in here.items() if not key]
+        return chosen, {name: one_by_one[name] for name in missing if name in one_by_one}
 
     def others(self) -> Iterator[tuple[Path, str | None]]:
         """Files beside the weights and the config, and why one of them is not to be copied."""

@@ -24,7 +24,7 @@ from aoext.integrations.gguf_config import ROPE_FREQUENCIES, config_of
 from aoext.integrations.transformers import AoextConfig
 from aoext.serialization.container import Source
 from aoext.tensors import QuantizedTensor
-from aoext.tensors.fields import N, gathered
+from aoext.tensors.rows import in_order
 
 logger = logging.getLogger(__name__)
 
@@ -237,14 +237,4 @@ def _zero_biases(
 def _rows_by_halves(tensor: Tensor, heads: int) -> Tensor:
     """Rows of each head from pairs (for rotations of neighbours) to halves (of distant ones)."""
     rows = torch.arange(tensor.shape[0], device=tensor.device).view(heads, -1, 2).transpose(1, 2).flatten()
-    if not isinstance(tensor, QuantizedTensor):
-        return tensor[rows]
-    fields = {}
-    for name, field in tensor.named_fields():
-        dims = [axis.dim for axis in tensor.fields[name].axes]
-        fields[name] = (
-            field
-            if N not in dims
-            else gathered(field.movedim(dims.index(N), 0), rows).movedim(0, dims.index(N))
-        )
-    return tensor.remade(fields)
+    return in_order(tensor, rows) if isinstance(tensor, QuantizedTensor) else tensor[rows]
