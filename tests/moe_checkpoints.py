@@ -1,4 +1,4 @@
-"""Tiny mixtures of experts of transformers as other libraries' checkpoints have them, and what these stand for.
+"""Tiny mixtures of experts of transformers as others' checkpoints have them, and what these stand for.
 
 save_pretrained writes a plain checkpoint; of it every linear layer, and every expert, becomes a packed one.
 """
@@ -23,10 +23,16 @@ Pack = Callable[[str, int, int], Stored]
 _LAYER = re.compile(r".*\.(experts\.\d+|self_attn|mlp|shared_experts)\.\w+\.weight")
 
 
-def write(folder: Path, model: nn.Module, pack: Pack, settings: dict[str, Any]) -> nn.Module:
+def write(
+    folder: Path,
+    model: nn.Module,
+    pack: Pack,
+    settings: dict[str, Any],
+    change: Callable[[dict[str, Tensor]], None] = lambda state: None,
+) -> nn.Module:
     """A checkpoint of a model whose layers are packed; a model of the same kind with what they stand for.
 
-    Values are scaled so that the model's logits stay small.
+    change: what is to become of the packed tensors
     """
     known: Any = model
     known.save_pretrained(folder)
@@ -38,6 +44,7 @@ def write(folder: Path, model: nn.Module, pack: Pack, settings: dict[str, Any]) 
             tensors, exact = pack(layer, *state.pop(name).shape)
             meant[name] = exact.float()
             state |= {f"{layer}.{leaf}": tensor for leaf, tensor in tensors.items()}
+    change(state)
     finish(folder, state, settings)
     plain = folder.with_name(folder.name + "_meant")
     known.save_pretrained(plain)

@@ -12,7 +12,6 @@ from aoext import serialization
 from aoext.checkpoints.base import Model, Reader
 from aoext.checkpoints.experts import Experts, check_numbers, distinct, read_experts
 from aoext.checkpoints.settings import named
-from aoext.formats.checks import describe
 from aoext.models.layers import as_rows
 from aoext.tensors import QuantizedTensor
 
@@ -70,12 +69,11 @@ def _refusals(
                 _check_shape(reader, layer, reader.weight(layer, of_layer(layer), dtype))
         except ValueError as error:
             refused.append(str(error))
-    forms = {layer: [(leaf, describe(t)) for leaf, t in of_layer(layer).items()] for layer in together}
     for name, made in experts.items():
         try:
             with named(name):
                 check_numbers(made)
-            read_experts(reader, name, distinct(made, forms), of_layer, dtype)
+            read_experts(reader, name, distinct(made, of_layer), of_layer, dtype)
         except ValueError as error:
             refused.append(str(error))
     return refused

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aoext.checkpoints.settings import named
-from aoext.formats.checks import has_values
+from aoext.formats.checks import describe, has_values
 from aoext.formats.dtypes import dtype_name
 from aoext.tensors import BlockwiseTensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.each_expert import collected, neutral_field
@@ -155,11 +155,14 @@ def _in_whole_blocks(weight: QuantizedTensor) -> QuantizedTensor:
     return weight.remade(fields, block_size=[size, block_k])
 
 
-def distinct(experts: Experts, forms: Mapping[str, Any]) -> Experts:
-    """Those experts whose layers differ in form from all before them, as far as each has its own layers."""
+def distinct(experts: Experts, tensors: Tensors) -> Experts:
+    """Those experts whose tensors differ in kind from all before them, as far as each has its own layers."""
     if any(part.stacked for part in experts.parts):
         return experts
-    count = min(len(part.layers) for part in experts.parts)
-    kept = {repr([forms[part.layers[e]] for part in experts.parts]): e for e in reversed(range(count))}
-    parts = [Part([part.layers[e] for e in sorted(kept.values())]) for part in experts.parts]
-    return Experts([len(kept), *experts.shape[1:]], parts, experts.interleaved)
+    found: dict[str, int] = {}
+    for e in range(experts.shape[0]):
+        layers = [tensors(part.layers[e]) for part in experts.parts]
+        kinds = [sorted((leaf, describe(t)) for leaf, t in own.items()) for own in layers]
+        found.setdefault(repr(kinds), e)
+    parts = [Part([part.layers[e] for e in found.values()]) for part in experts.parts]
+    return Experts([len(found), *experts.shape[1:]], parts, experts.interleaved)

@@ -212,12 +212,13 @@ class _Job:
                     raise ValueError("only linear layers have a quantised weight there")
                 parts, layers[layer] = self.writer.write(layer, tensor)
             except ValueError as error:
-                refused[layer] = str(error).removeprefix(f"{layer}: ")
+                refused[key] = str(error).removeprefix(f"{layer}: ")
             else:
                 tensors.update({f"{layer}.{part}": value for part, value in parts.items()})
         if refused:
-            lines = [f"{names}: {why}" for names, why in grouped(refused)]
-            weights = (state[f"{layer}.weight"] for layer in refused)
+            named_so = {key.removesuffix(".weight"): why for key, why in refused.items()}
+            lines = [f"{names}: {why}" for names, why in grouped(named_so)]
+            weights = (state[key] for key in refused)
             if any(isinstance(weight, Int4Tensor) and bool(weight.zero_point.any()) for weight in weights):
                 lines.append(
                     "int4 without zero points comes of symmetric=True (--symmetric): convert the checkpoint "
