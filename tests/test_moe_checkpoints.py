@@ -16,6 +16,8 @@ pytest.importorskip("safetensors")
 
 import transformers
 from safetensors.torch import load_file
+from transformers.integrations import finegrained_fp8
+from transformers.integrations.moe import use_experts_implementation
 
 import aoext
 import checkpoint_packers as pack
@@ -24,7 +26,7 @@ from aoext.configs.schemes import as_config
 from aoext.convert import convert_checkpoint
 from aoext.tensors import QuantizedTensor
 from models import assert_same_state
-from moe_models import IDS, build
+from moe_models import IDS, build, experts_module
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +183,51 @@ def test_experts_in_tensors_of_three_dimensions(form, tmp_path, generator):
     model = load(tmp_path / "theirs")
     assert len([path for path in quantised(model) if "experts" in path]) == 4
     assert_means(model, meant)
+
+
+def in_transformers_class(plain: nn.Module, packed: moe_checkpoints.Pack, **options: Any) -> Any:
+    """Experts as transformers' own quantiser keeps them; `plain` gets their values."""
+    interface = finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS
+    decorated = use_experts_implementation(
+        type("Experts", (finegrained_fp8.FP8Experts,), {}), experts_interface=interface
+    )
+    known: Any = plain
+    known.config.hidden_act = "silu"
+    module = decorated(known.config, **options)
+    for name in ("gate_up_proj", "down_proj"):
+        weight, scale = getattr(module, name), getattr(module, f"{name}_scale_inv")
+        values = known.get_parameter(name).data
+        for e in range(len(values)):
+            tensors, exact = packed("", *values.shape[1:])
+            stored, scales = tensors.values()
+            weight.data[e] = stored.view(torch.int8).view(weight.dtype)
+            scale.data[e] = scales.view(scale[e].dtype)
+            values[e] = exact.float()
+    return module
+
+
+@pytest.mark.parametrize("form", ["blocks", "dynamic", "fp4"])
+def test_transformers_own_class_of_float8_experts(form, generator):
+    layer = experts_module("qwen3", generator)
+    if form == "fp4":
+        options = {"expert_dtype": "fp4", "scale_fmt": "ue8m0"}
+        module = in_transformers_class(layer, lambda _, N, K: small_exponents(pack.mxfp4(N, K)), **options)
+    else:
+        options = {"block_size": (32, 32), "activation_scheme": "static" if form == "blocks" else form}
+        module = in_transformers_class(layer, LAYOUTS["fp8"][1], **options)
+    x = torch.randn(20, 64)
+    weights, ids = torch.randn(20, module.num_experts).softmax(-1).topk(2)
+    module.config._experts_implementation = "aoext"
+    with torch.no_grad():
+        result = module(x, ids, weights)
+        layer.config._experts_implementation = "eager"
+        expected = layer(x, ids, weights)
+    assert (result - expected).norm() / expected.norm() < (0.1 if form == "dynamic" else 1e-5)
+
+
+def small_exponents(stored: pack.Stored) -> pack.Stored:
+    tensors, exact = stored
+    return {**tensors, "weight_scale": tensors["weight_scale"] - 4}, exact / 16
 
 
 def test_gpt_oss(tmp_path, generator):

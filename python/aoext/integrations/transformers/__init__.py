@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from aoext.integrations.transformers import hooks
 from aoext.integrations.transformers.config import METHOD, AoextConfig
-from aoext.integrations.transformers.models import candidates
-from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt, has_quantised
+from aoext.integrations.transformers.models import candidates, has_quantised
+from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt
 
 __all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "candidates", "has_quantised"]
 

@@ -6,6 +6,7 @@ Where those do not say it, the names of the layers do: gate_proj, up_proj and do
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from torch import nn
 from transformers.core_model_loading import WeightConverter, WeightRenaming
 
+from aoext.checkpoints.base import Model
 from aoext.checkpoints.experts import Experts, Part
 from aoext.integrations.transformers.models import candidates
 from aoext.models.experts import are_interleaved, are_transposed, expert_weights
@@ -62,6 +64,16 @@ def conversions_of(model: Any) -> Conversions:
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     return Conversions(get_model_conversion_mapping(model))
+
+
+def known_of(model: Any) -> Model:
+    """What readers of checkpoints may know of a model of transformers that they are read for."""
+    modules = dict(model.named_modules())
+
+    def module(layer: str) -> nn.Module | None:
+        return next((modules[name] for name in candidates(model, layer) if name in modules), None)
+
+    return Model(module, model.config.get_text_config().to_dict(), functools.partial(experts_of, model))
 
 
 def experts_of(model: Any, layers: Iterable[str]) -> tuple[dict[str, Experts], dict[str, str]]:

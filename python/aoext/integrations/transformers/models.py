@@ -1,4 +1,4 @@
-"""What models of transformers call their weights, and what those get that have quantised ones."""
+"""What models and files of transformers call weights, and what models get that have quantised ones."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from aoext import serialization
 from aoext.models.experts import IMPLEMENTATION
 from aoext.models.layers import quantized_weights
+
+
+def has_quantised(file: str) -> bool:
+    """Whether a file of a checkpoint has weights that aoext has quantised."""
+    return str(file).endswith(".safetensors") and serialization.has_quantised(file)
 
 
 def candidates(model: Any, name: str) -> tuple[str, ...]:

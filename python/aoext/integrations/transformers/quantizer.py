@@ -6,7 +6,6 @@ import contextlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,8 +20,8 @@ from aoext.checkpoints.experts import Experts
 from aoext.configs import QuantizationConfig
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.integrations.transformers.config import METHOD, AoextConfig
-from aoext.integrations.transformers.experts import Conversions, experts_of
-from aoext.integrations.transformers.models import candidates, let_cast, run_experts
+from aoext.integrations.transformers.experts import Conversions, known_of
+from aoext.integrations.transformers.models import candidates, has_quantised, let_cast, run_experts
 from aoext.integrations.transformers.weights import (
     Assemble,
     Converter,
@@ -160,18 +159,9 @@ class AoextQuantizer(HfQuantizer):
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
                     self._expect(model, serialization.forms_in(file))
-
         if self.reader is not None:
-            modules = dict(model.named_modules())
-
-            def module(layer: str) -> nn.Module | None:
-                return next((modules[name] for name in candidates(model, layer) if name in modules), None)
-
-            known = checkpoints.Model(
-                module, model.config.get_text_config().to_dict(), partial(experts_of, model)
-            )
             files = checkpoint_files or ()
-            self.experts = checkpoints.check_files(self.reader, files, model.dtype, known)
+            self.experts = checkpoints.check_files(self.reader, files, model.dtype, known_of(model))
             self.parts = self.reader.layers(key for file in files for key in serialization.names_in(file))
             names = (name for name, _ in model.named_parameters(remove_duplicate=False))
             self.places = {each for name in names for each in candidates(model, name)}
@@ -337,11 +327,6 @@ class AoextQuantizer(HfQuantizer):
 
 def _is_left_alone(pattern: str, name: str) -> bool:
     return not should_convert_module(name, [pattern])
-
-
-def has_quantised(file: str) -> bool:
-    """Whether a file of a checkpoint has weights that aoext has quantised."""
-    return str(file).endswith(".safetensors") and serialization.has_quantised(file)
 
 
 def adopt(model: nn.Module) -> None:
