@@ -42,11 +42,12 @@ def _exact(codes: Tensor, scales: Tensor, zeros: Tensor, group_of: Tensor) -> Te
     return (codes - zeros[:, group_of]).double() * scales[:, group_of].double()
 
 
-def gptq(rows: int, columns: int, group: int, *, form: str = "gptq", act_order: bool = False) -> Stored:
+def gptq(
+    rows: int, columns: int, group: int, *, form: str = "gptq", act_order: bool | Tensor = False
+) -> Stored:
+    """act_order: whether columns of a group lie apart, or the group of each column"""
     codes, scales, zeros = _grouped(rows, columns, group)
-    group_of = torch.arange(columns) // group
-    if act_order:
-        group_of = group_of[torch.randperm(columns)]
+    group_of = act_order if isinstance(act_order, Tensor) else _groups(columns, group, act_order)
     stored_zeros = zeros.t().tolist()
     if form == "gptq":
         stored_zeros = [[zero - 1 for zero in row] for row in stored_zeros]

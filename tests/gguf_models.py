@@ -50,6 +50,9 @@ KINDS_OF_MODELS = {
     "gemma3": "Gemma3Text",
 }
 
+MIXTURES = {"qwen3moe": "Qwen3Moe", "mixtral": "Mixtral"}
+EXPERTS, CHOSEN, WIDTH = 4, 2, 256
+
 
 def write(
     path: Path,
@@ -64,7 +67,7 @@ def write(
     kinds: the formats of matrices; float32 for those that are not named. further: more tensors, or others in
     place of the model's. keys: more metadata, without the architecture's name. settings: of the config
     """
-    gemma, kind = architecture.startswith("gemma"), KINDS_OF_MODELS[architecture]
+    gemma, kind = architecture.startswith("gemma"), (KINDS_OF_MODELS | MIXTURES)[architecture]
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     both = {"full_attention": rope, "sliding_attention": rope}
     defaults = {
@@ -79,8 +82,20 @@ def write(
         **({"query_pre_attn_scalar": HIDDEN // HEADS} if gemma else {}),
         **({"rope_parameters": both} if kind == "Gemma3Text" else {}),
     }
+    if architecture in MIXTURES:
+        experts = {"num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN}
+        defaults |= experts | {
+            "rope_parameters": rope,
+            "moe_intermediate_size": WIDTH,
+            "norm_topk_prob": True,
+        }
+        keys = {"expert_count": EXPERTS, "expert_used_count": CHOSEN, **(keys or {})}
+        if architecture == "qwen3moe":
+            keys["expert_feed_forward_length"] = WIDTH
     config = getattr(transformers, f"{kind}Config")(**{**defaults, **settings})
     model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
+    is_turned = architecture in ("llama", "mixtral")
+    architecture = {"mixtral": "llama"}.get(architecture, architecture)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(2048)
@@ -103,7 +118,7 @@ def write(
     for name, module in modules(model, architecture).items():
         for leaf, parameter in module.named_parameters():
             value = parameter.data
-            turned = heads.get(name.rpartition(".")[2]) if architecture == "llama" else None
+            turned = heads.get(name.rpartition(".")[2]) if is_turned else None
             if name in kinds and leaf == "weight":
                 made = kinds[name]
                 if made in blocks.FORMATS:
@@ -125,6 +140,9 @@ def write(
                 value = in_pairs(value, turned)
             if f"{name}.{leaf}" not in (further or {}):
                 writer.add_tensor(f"{name}.{leaf}", value.numpy())
+    for i, layer in enumerate(model.model.layers):
+        if hasattr(layer.mlp, "experts"):
+            add_experts(writer, f"blk.{i}", layer.mlp.experts, kinds)
     for name, tensor in (further or {}).items():
         if tensor is not None:
             writer.add_tensor(name, tensor)
@@ -133,6 +151,24 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def add_experts(writer: Any, path: str, experts: Any, kinds: dict[str, str]) -> None:
+    """Writes the experts of a layer, and gives them the file's values."""
+    gate, up = experts.gate_up_proj.data.chunk(2, 1)
+    for part, values in (("gate", gate), ("up", up), ("down", experts.down_proj.data)):
+        name = f"{path}.ffn_{part}_exps"
+        values.copy_(torch.randn_like(values) * 0.05)
+        if name not in kinds:
+            writer.add_tensor(f"{name}.weight", values.contiguous().numpy())
+            continue
+        E, N, K = values.shape
+        if kinds[name] in blocks.FORMATS:
+            raw = random_blocks(kinds[name], E * N, K)
+        else:
+            raw = gguf.quants.quantize(values.reshape(-1, K).numpy(), type_of(kinds[name]))
+        values.copy_(torch.from_numpy(gguf.quants.dequantize(raw, type_of(kinds[name]))).view(E, N, K))
+        writer.add_tensor(f"{name}.weight", raw.reshape(E, N, -1), raw_dtype=type_of(kinds[name]))
 
 
 def modules(model: Any, architecture: str) -> dict[str, Any]:
@@ -147,12 +183,16 @@ def modules(model: Any, architecture: str) -> dict[str, Any]:
             **{f"blk.{i}.attn_{part}": getattr(layer.self_attn, f"{part}_proj") for part in "qkv"},
             f"blk.{i}.attn_output": layer.self_attn.o_proj,
             f"blk.{i}.ffn_norm": layer.pre_feedforward_layernorm if gemma else layer.post_attention_layernorm,
-            **{f"blk.{i}.ffn_{part}": getattr(layer.mlp, f"{part}_proj") for part in ("gate", "up", "down")},
         }
+        if hasattr(layer.mlp, "experts"):
+            found[f"blk.{i}.ffn_gate_inp"] = layer.mlp.gate
+        else:
+            for part in ("gate", "up", "down"):
+                found[f"blk.{i}.ffn_{part}"] = getattr(layer.mlp, f"{part}_proj")
         if gemma:
             found[f"blk.{i}.post_attention_norm"] = layer.post_attention_layernorm
             found[f"blk.{i}.post_ffw_norm"] = layer.post_feedforward_layernorm
-        if architecture in ("qwen3", "gemma3"):
+        if architecture in ("qwen3", "qwen3moe", "gemma3"):
             found[f"blk.{i}.attn_q_norm"] = layer.self_attn.q_norm
             found[f"blk.{i}.attn_k_norm"] = layer.self_attn.k_norm
     return found

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from aoext.models.experts import expert_weights
 from aoext.reference import randn
 
 VOCABULARY = 96
@@ -101,3 +102,8 @@ def build(name: str, generator: torch.Generator, dtype: torch.dtype = torch.floa
         if parameter.dim() > 1 or parameter_name.endswith("_bias"):
             parameter.data.copy_(randn(generator, *parameter.shape) * 0.05)
     return model.eval()
+
+
+def experts_module(name: str, generator: torch.Generator) -> Any:
+    """The experts of the first layer that has some."""
+    return next(module for module in build(name, generator).modules() if expert_weights(module))

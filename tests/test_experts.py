@@ -17,11 +17,10 @@ pytest.importorskip("transformers")
 import aoext
 from aoext.cli.info_files import describe
 from aoext.convert import convert_checkpoint
-from aoext.models.experts import expert_weights
 from aoext.reference import randn
 from aoext.tensors import QuantizedTensor
 from models import assert_same_state
-from moe_models import IDS, MODELS, build
+from moe_models import IDS, MODELS, build, experts_module
 
 CONFIGS = {
     "int4": aoext.Int4WeightOnlyConfig(group_size=32),
@@ -51,11 +50,6 @@ def dequantised(model: nn.Module, plain: nn.Module) -> nn.Module:
     twin.load_state_dict(state)
     twin.config._experts_implementation = "eager"
     return twin
-
-
-def experts_module(name: str, generator: torch.Generator) -> Any:
-    model = build(name, generator)
-    return next(module for module in model.modules() if expert_weights(module))
 
 
 def routed(tokens: int, module: Any, generator: torch.Generator) -> tuple[torch.Tensor, ...]:

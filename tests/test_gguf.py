@@ -20,9 +20,9 @@ from aoext.checkpoints import gguf as blocks  # noqa: E402
 from aoext.integrations.gguf import load_gguf  # noqa: E402
 from gguf_models import (  # noqa: E402
     ALL,
-    HIDDEN,
     IDS,
     KINDS_OF_MODELS,
+    MIXTURES,
     random_blocks,
     type_of,
     write,
@@ -75,10 +75,7 @@ def test_mxfp4_at_the_ends_of_its_exponents(exponent):
     assert torch.equal(exactly(weight)[finite], expected[finite])
 
 
-def test_several_weights_and_exponents_that_are_nan_are_refused():
-    experts = torch.zeros(8, 4, 34, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="layer: several weights, such as those of experts, in one 3-D"):
-        blocks.weight("layer", "Q8_0", experts, torch.float32)
+def test_scales_that_are_nan_are_refused():
     with pytest.raises(ValueError, match="layer: MXFP4 must have finite scales, got NaN or Inf"):
         blocks.weight("layer", "MXFP4", torch.full((4, 17), 255, dtype=torch.uint8), torch.float32)
     with pytest.raises(ValueError, match="layer: Q6_K must have finite scales, got NaN or Inf"):
@@ -165,8 +162,27 @@ def test_unknown_architectures(tmp_path):
         load_gguf(tmp_path / "model.gguf")
 
 
-def test_experts_are_refused_by_name(tmp_path):
-    experts = {"blk.0.ffn_gate_exps.weight": numpy.zeros((4, 8, HIDDEN), dtype=numpy.float32)}
-    write(tmp_path / "model.gguf", "llama", ALL, experts)
-    with pytest.raises(ValueError, match=r"blk\.0\.ffn_gate_exps\.weight has the weights of experts, which"):
-        load_gguf(tmp_path / "model.gguf")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q8_0", "MXFP4"])
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_experts(tmp_path, architecture, kind):
+    """Gate and up lie apart in the file, and down may have another format."""
+    kinds = {f"blk.0.ffn_{part}_exps": kind for part in ("gate", "up")} | {"blk.0.ffn_down_exps": "Q6_K"}
+    expected = write(tmp_path / "model.gguf", architecture, {**ALL, **kinds})
+    model = load_gguf(tmp_path / "model.gguf", dtype=torch.float32)
+    quantised = [name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)]
+    assert len(quantised) == 6
+    for name in quantised:
+        weight = model.get_parameter(name).dequantize()
+        torch.testing.assert_close(weight, expected.get_parameter(name), rtol=1e-5, atol=1e-6)
+    wanted = expected(IDS).logits
+    assert (model(IDS).logits - wanted).norm() <= 1e-3 * wanted.norm()
+
+
+def test_experts_without_kernels_are_dequantised_and_named(tmp_path, caplog):
+    kinds = dict(zip([f"blk.0.ffn_{part}_exps" for part in ("gate", "up")], ["Q8_0", "Q4_0"], strict=True))
+    expected = write(tmp_path / "model.gguf", "qwen3moe", {**kinds, "blk.0.ffn_down_exps": "Q5_1"})
+    with caplog.at_level(logging.WARNING):
+        model = load_gguf(tmp_path / "model.gguf", dtype=torch.float32)
+    assert "experts.gate_up_proj (Q4_0, Q8_0)" in caplog.text
+    assert "experts.down_proj (Q5_1)" in caplog.text
+    assert torch.allclose(model(IDS).logits, expected(IDS).logits, rtol=1e-4, atol=1e-5)

@@ -108,7 +108,7 @@ def test_tensors_of_other_shapes_or_names(tmp_path):
         (
             "blk.0.ffn_gate_exps.weight",
             gate[None],
-            r"blk\.0\.ffn_gate_exps\.weight has the weights of experts",
+            r"blk\.0\.ffn_gate_exps\.weight is no tensor of llama",
         ),
         ("rope_freqs.weight", gate[0], r"rope_freqs\.weight must be F32 \[32\], got F32 \[256\]"),
         ("rope_freqs.weight", gate[0, :32], r"rope_freqs\.weight must be finite and greater than 0"),

@@ -224,6 +224,7 @@ REFUSED: dict[str, list[tuple[str, Any, str]]] = {
         ("attention.sliding_window", 512, "must be 0 or 2048 and more, got 512"),
         ("attention.scale", 0.5, r"must be 1/sqrt\(16\), got 0\.5"),
         ("attention.causal", False, "must be True"),
+        ("expert_shared_count", 1, "must be 0"),
         ("expert_count", 8, "must be 0"),
         ("logit_scale", 0.25, "must be 0 or 1"),
         ("final_logit_softcapping", 30.0, "must be 0"),

@@ -586,57 +586,6 @@ def test_dynamic_activations_of_a_checkpoint_are_saved_and_loaded_again(tmp_path
     same_bits(model, load(tmp_path / "ours"))
 
 
-def expert_checkpoint(folder: Path, *, whole: bool) -> None:
-    """A Qwen3-MoE in block float8: experts one by one, as such files have them, or in one 3-D tensor."""
-    config = transformers.Qwen3MoeConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
-        moe_intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=2,
-        num_experts_per_tok=1,
-        vocab_size=VOCABULARY,
-    )
-    model = transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16)
-    model.config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    model.config.architectures = ["Qwen3MoeForCausalLM"]
-    state = {name: tensor for name, tensor in model.state_dict().items() if "experts" not in name}
-    path = "model.layers.0.mlp.experts"
-    shapes = {"gate_proj": (32, HIDDEN), "up_proj": (32, HIDDEN), "down_proj": (HIDDEN, 32)}
-    for part, shape in shapes.items():
-        experts = [pack.fp8(*shape, (128, 128))[0] for _ in range(2)]
-        for index, tensors in enumerate(experts):
-            for leaf, tensor in tensors.items():
-                if whole:
-                    state[f"{path}.{part}.{leaf}"] = torch.stack([e[leaf] for e in experts])
-                else:
-                    state[f"{path}.{index}.{part}.{leaf}"] = tensor
-    folder.mkdir()
-    model.config.save_pretrained(folder)
-    safetensors_torch.save_file(state, folder / "model.safetensors", {"format": "pt"})
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_experts_are_refused_by_name_before_anything_is_loaded(tmp_path, whole):
-    expert_checkpoint(tmp_path / "theirs", whole=whole)
-    count, reason = (3, "one 3-D tensor") if whole else (6, "the model has its experts in 3-D parameters")
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    for run in (
-        lambda: load(tmp_path / "theirs", quantization_config=AoextConfig.keep()),
-        lambda: convert_checkpoint(tmp_path / "theirs", tmp_path / "ours"),
-    ):
-        with pytest.raises(
-            ValueError, match=f"{count} layers of the checkpoint cannot run on aoext"
-        ) as raised:
-            run()
-        assert str(raised.value).count(reason) == count
-        assert "model.layers.0.mlp.experts." in str(raised.value)
-    assert not (tmp_path / "ours").exists()
-
-
 def test_a_release_that_aoext_does_not_know_can_still_be_imported(tmp_path):
     package = tmp_path / "transformers" / "quantizers"
     package.mkdir(parents=True)

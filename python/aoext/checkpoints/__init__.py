@@ -7,24 +7,21 @@ write such files, but that torchao's format is written by torchao.
 
 from __future__ import annotations
 
-import os
-import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
-from aoext import serialization
 from aoext.checkpoints.auto_round import auto_round_reader
 from aoext.checkpoints.base import Model, Reader, Writer
 from aoext.checkpoints.bitsandbytes import BitsandbytesReader, BitsandbytesWriter
+from aoext.checkpoints.checks import check_files
 from aoext.checkpoints.compressed_tensors import CompressedTensorsReader
 from aoext.checkpoints.compressed_tensors_writer import CompressedTensorsWriter
 from aoext.checkpoints.fp8 import Fp8Reader
 from aoext.checkpoints.gptq import AwqReader, GptqReader, GptqWriter
 from aoext.checkpoints.hqq import HqqReader
 from aoext.checkpoints.modelopt import ModelOptReader
+from aoext.checkpoints.mxfp4 import Mxfp4Reader
 from aoext.checkpoints.settings import Settings, named
 from aoext.checkpoints.torchao import TorchaoReader, TorchaoWriter
 
@@ -43,6 +40,7 @@ READERS: dict[str, Callable[[Settings], Reader]] = {
     "fp8": Fp8Reader,
     "mxfp8": Fp8Reader,
     "modelopt": ModelOptReader,
+    "mxfp4": Mxfp4Reader,
 }
 
 WRITERS: dict[str, type[Writer]] = {
@@ -84,40 +82,3 @@ def reader_for(settings: Mapping[str, Any]) -> Reader:
         )
     with named(str(method)):
         return READERS[method](Settings(str.__str__(method), settings))
-
-
-# What models that have an expert's weights as a layer call it.
-_EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
-
-
-def check_files(
-    reader: Reader,
-    files: Iterable[str | os.PathLike[str]],
-    dtype: torch.dtype,
-    model: Model | None = None,
-) -> None:
-    """ValueError, which names every layer of a checkpoint that the reader cannot serve, and why.
-
-    It reads of the files what dtypes and shapes the tensors have, and the few that the reader calls telling.
-    model: that the weights are for, where it is known; their shapes must be its own. Experts are asked for in
-        it, which models may have in 3-D parameters while the checkpoint has them one by one. The reader
-        keeps it.
-    """
-    reader.model = model
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        forms = serialization.forms_in(file)
-        telling = [key for key in forms if key.rpartition(".")[2] in reader.telling]
-        tensors.update(forms)
-        tensors.update(serialization.tensors_in(file, telling))
-    refused = reader.refusals(tensors, dtype)
-    refused += [
-        f"{layer}: the model has its experts in 3-D parameters, which do not run quantised on aoext yet"
-        for layer in (() if model is None else reader.layers(tensors))
-        if model is not None and _EXPERT.search(layer) and model.module(layer) is None
-    ]
-    if refused:
-        raise ValueError(
-            f"{len(refused)} layers of the checkpoint cannot run on aoext, so nothing of it is loaded:\n"
-            + "\n".join(refused)
-        )

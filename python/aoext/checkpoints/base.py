@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from aoext.checkpoints.experts import Experts
 from aoext.checkpoints.settings import Settings, named
 from aoext.formats.checks import describe, has_values
 from aoext.formats.dtypes import one_of
-from aoext.models.layers import as_rows
 from aoext.packing import layouts, pack_int4
 from aoext.packing.layouts import SIGN_BITS, float64
 from aoext.packing.scales import held
@@ -25,6 +26,13 @@ class Model(NamedTuple):
 
     module: Callable[[str], nn.Module | None]  # by the name that the files have for a layer
     config: Mapping[str, Any]  # of its config.json, what is said of its text part
+    # Of the layers of a checkpoint those that make weights of experts, by the weights' names in the model,
+    # and why others cannot make one.
+    experts: Callable[[Iterable[str]], tuple[dict[str, Experts], dict[str, str]]] = lambda layers: ({}, {})
+
+
+# A tensor of all experts, by the name of the parameter that it belongs to.
+_OF_EXPERTS = re.compile(r"(?P<layer>.*\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj))(?P<leaf>\w*)")
 
 
 class Reader:
@@ -38,6 +46,8 @@ class Reader:
     names: tuple[str, ...] = ()
     # None where it is not known.
     model: Model | None = None
+    # What tensors of all experts are called behind the parameter's name, and which of `names` they are.
+    names_of_experts: Mapping[str, str] = {}
     # Those of them whose values say what the others must be, by their last parts; they are small.
     telling: tuple[str, ...] = ()
     # What users should know of how the weights run.
@@ -60,7 +70,7 @@ class Reader:
     def layers(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """Those of a checkpoint's tensors that make quantised weights: by layer, and by the name behind it.
 
-        A layer that was left alone has `weight` and nothing else.
+        A layer that was left alone has `weight` and nothing else. Tensors of all experts are a layer, too.
         """
         found: dict[str, dict[str, str]] = {}
         longest_first = sorted(self.names, key=len, reverse=True)
@@ -68,36 +78,9 @@ class Reader:
             leaf = next((leaf for leaf in longest_first if name.endswith(f".{leaf}")), None)
             if leaf is not None:
                 found.setdefault(name.removesuffix(f".{leaf}"), {})[leaf] = name
+            elif (match := _OF_EXPERTS.fullmatch(name)) and match["leaf"] in self.names_of_experts:
+                found.setdefault(match["layer"], {})[self.names_of_experts[match["leaf"]]] = name
         return {layer: parts for layer, parts in found.items() if parts.keys() != {"weight"}}
-
-    def refusals(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[str]:
-        """Why layers of a checkpoint with these tensors cannot be served, a sentence for each of them.
-
-        tensors: on the meta device, but for those that `telling` names.
-        """
-        refused: list[str] = []
-        layers = self.layers(tensors)
-        for name, form in tensors.items():  # of 8 bits, with nothing beside it
-            if name.endswith(".weight") and form.itemsize == 1:
-                layers.setdefault(name.removesuffix(".weight"), {"weight": name})
-        for layer, parts in layers.items():
-            try:
-                weight = self.weight(layer, {leaf: tensors[name] for leaf, name in parts.items()}, dtype)
-                self._check_shape(layer, weight)
-            except ValueError as error:
-                refused.append(str(error))
-        return refused
-
-    def _check_shape(self, layer: str, weight: QuantizedTensor) -> None:
-        module = None if self.model is None else self.model.module(layer)
-        plain = getattr(module, "weight", None)
-        if module is None or not isinstance(plain, Tensor) or plain.dim() != 2:
-            return
-        wanted = list(as_rows(module, plain).shape)
-        if wanted != list(weight.shape):
-            raise ValueError(
-                f"{layer}: the checkpoint has a weight {list(weight.shape)}, and the model one {wanted}"
-            )
 
 
 class Writer:
@@ -231,8 +214,8 @@ def take(
         raise ValueError(f"{layer}: the checkpoint lacks {layer}.{name}")
     if value.dim() == 3 and len(shape) == 2:
         raise ValueError(
-            f"{layer}: {name} has several weights, such as those of experts, in one 3-D tensor, which does "
-            f"not run on aoext yet: {describe(value)}"
+            f"{layer}: {name} has several weights, such as those of experts, in one 3-D tensor, and which "
+            f"parameter of the model they are is not known: {describe(value)}"
         )
     sizes = ", ".join("*" if size < 0 else str(size) for size in shape)
     fits = value.dim() == len(shape) and all(

@@ -32,6 +32,11 @@ class Fp8Reader(Reader):
     """
 
     names = ("weight", *_SCALES, "activation_scale", "input_scale")
+    names_of_experts: Mapping[str, str] = {
+        "": "weight",
+        "_scale_inv": "weight_scale_inv",
+        "_activation_scale": "activation_scale",
+    }
 
     def __init__(self, settings: Settings) -> None:
         scheme = settings.choice("activation_scheme", ("dynamic", "static"), "dynamic")

@@ -28,11 +28,6 @@ class BlockFormat(NamedTuple):
 def weight(layer: str, kind: str, blocks: Tensor, dtype: torch.dtype) -> QuantizedTensor:
     """The weight [N, K] whose rows are `blocks`, uint8 [N, K/values·bytes] of the format `kind`."""
     block = FORMATS[kind]
-    if blocks.dim() == 3:
-        raise ValueError(
-            f"{layer}: several weights, such as those of experts, in one 3-D tensor do not run on aoext yet, "
-            f"got {list(blocks.shape)}"
-        )
     if blocks.dtype is not torch.uint8 or blocks.dim() != 2 or blocks.shape[1] % block.bytes:
         raise ValueError(
             f"{layer}: {kind} must be uint8 [N, K/{block.values}·{block.bytes}], got {list(blocks.shape)}"

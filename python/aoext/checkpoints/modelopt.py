@@ -49,6 +49,12 @@ class ModelOptReader(Reader):
     """
 
     names = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
+    names_of_experts: Mapping[str, str] = {
+        "": "weight",
+        "_weight_scale": "weight_scale",
+        "_weight_scale_2": "weight_scale_2",
+        "_input_scale": "input_scale",
+    }
 
     def __init__(self, settings: Settings) -> None:
         inside = settings.object("quantization")

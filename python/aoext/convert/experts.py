@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from aoext.convert.source import Checkpoint
 
 
-class Experts:
+class PlainExperts:
     """Which tensors of a checkpoint make up each weight of experts.
 
     modules: those that have the weights, by the weights' names in the model

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from aoext import checkpoints, serialization
 from aoext.checkpoints.base import Reader, Writer, with_scales_in
+from aoext.checkpoints.experts import Experts, read_experts
 from aoext.configs import QuantizationConfig, schemes
-from aoext.convert.experts import Experts
+from aoext.convert.experts import PlainExperts
 from aoext.convert.own import OwnReader
 from aoext.convert.source import Checkpoint
 from aoext.convert.target import Target
@@ -116,20 +117,27 @@ class _Job:
         self.target = Target(target, claim, self.source)
         self.files = self.source.files
         self.reader: Reader | None = None
-        # The tensors of each quantised layer by their names behind it, and the layer of each of them.
+        # The tensors of each quantised layer by their names behind it, and the weights of experts that layers
+        # make together.
         self.parts: dict[str, dict[str, str]] = {}
+        self.experts: dict[str, Experts] = {}
         if self.source.foreign is not None:
             self._read_layers(self.source.foreign)
-        self.layer_of = {key: layer for layer, parts in self.parts.items() for key in parts.values()}
         self.writer: Writer | None = None
         if format != AOEXT:
             symmetric = _is_symmetric(config, self.source.foreign or {})
             options = {"double_quantization": True} if double_quantization else {}
             self.writer = checkpoints.WRITERS[format](symmetric=symmetric, **options)
-        self.chosen, experts = ({}, {}) if config is None else self.source.to_quantise(config)
-        # Other libraries' formats have no experts.
-        self.experts = Experts(self.source, experts if format == AOEXT else {})
-        if not self.chosen and not self.parts and not self.experts.parts:
+        self.chosen: dict[str, nn.Module] = {}
+        self.plain = PlainExperts(self.source, {})
+        if config is not None:
+            self.chosen, experts = self.source.to_quantise(config)
+            if format == AOEXT:  # other libraries' formats have no experts
+                self.plain = PlainExperts(self.source, experts)
+        # The tensors of each weight that is made of several, and the weight of each of them.
+        self.keys = self._keys()
+        self.weight_of = {key: name for name, keys in self.keys.items() for key in keys}
+        if not self.chosen and not self.keys:
             how = "that is quantised" if config is None else f"that {config} quantises"
             raise ValueError(f"convert: {source} has no layer {how}, so nothing is written")
         notes = () if self.reader is None else self.reader.notes
@@ -151,12 +159,22 @@ class _Job:
             self.reader.read_metadata(serialization.metadata_of(source.folder / name))
         self.parts = self.reader.layers(source.places)
         if source.method != AOEXT:
-            checkpoints.check_files(
+            self.experts = checkpoints.check_files(
                 self.reader,
                 [source.folder / name for name in self.files],
                 source.dtype,
                 source.known_model,
             )
+
+    def _keys(self) -> dict[str, list[str]]:
+        keys = {
+            name: [key for layer in experts.layers for key in self.parts[layer].values()]
+            for name, experts in self.experts.items()
+        }
+        together = {layer for experts in self.experts.values() for layer in experts.layers}
+        for layer in self.parts.keys() - together:
+            keys[f"{layer}.weight"] = list(self.parts[layer].values())
+        return keys | {name: list(parts) for name, parts in self.plain.parts.items()}
 
     def convert(self, name: str) -> None:
         """Writes one file, unless a run before has."""
@@ -169,7 +187,8 @@ class _Job:
             others = [key for key, tensor in state.items() if not isinstance(tensor, QuantizedTensor)]
             self.target.wrote(name, layers, others)
         done = self.target.done[name]
-        names = (layer if layer in self.experts.parts else f"{layer}.weight" for layer in done["layers"])
+        of_experts = self.experts.keys() | self.plain.parts.keys()
+        names = (layer if layer in of_experts else f"{layer}.weight" for layer in done["layers"])
         self.result.quantised += names
         self.result.others += done["others"]
         self.result.bytes_before += (self.source.folder / name).stat().st_size
@@ -196,12 +215,13 @@ class _Job:
                     raise ValueError("only linear layers have a quantised weight there")
                 parts, layers[layer] = self.writer.write(layer, tensor)
             except ValueError as error:
-                refused[layer] = str(error).removeprefix(f"{layer}: ")
+                refused[key] = str(error).removeprefix(f"{layer}: ")
             else:
                 tensors.update({f"{layer}.{part}": value for part, value in parts.items()})
         if refused:
-            lines = [f"{names}: {why}" for names, why in grouped(refused)]
-            weights = (state[f"{layer}.weight"] for layer in refused)
+            named_so = {key.removesuffix(".weight"): why for key, why in refused.items()}
+            lines = [f"{names}: {why}" for names, why in grouped(named_so)]
+            weights = (state[key] for key in refused)
             if any(isinstance(weight, Int4Tensor) and bool(weight.zero_point.any()) for weight in weights):
                 lines.append(
                     "int4 without zero points comes of symmetric=True (--symmetric): convert the checkpoint "
@@ -215,23 +235,30 @@ class _Job:
 
     def _state(self, name: str) -> Iterator[tuple[str, Tensor]]:
         for key in sorted(key for key, place in self.source.places.items() if place == name):
-            if key in self.layer_of:
-                layer = self.layer_of[key]
-                if key == min(self.parts[layer].values()):  # the first of them, wherever the others lie
-                    yield f"{layer}.weight", self._read(layer)
+            if key in self.weight_of:
+                weight = self.weight_of[key]
+                if key == min(self.keys[weight]):  # the first of them, wherever the others lie
+                    yield weight, self._weight(weight)
             elif self.config is not None and key in self.chosen:
                 yield key, self._quantise(self.config, key, self.source.tensor(key), self.chosen[key])
-            elif self.config is not None and (weight := self.experts.weight_of.get(key)) is not None:
-                if key == min(self.experts.parts[weight]):
-                    plain = self.experts.tensor(weight, self.source.tensor)
-                    yield weight, self._quantise(self.config, weight, plain, self.experts.modules[weight])
             else:
                 yield key, self.source.tensor(key)
 
-    def _read(self, layer: str) -> QuantizedTensor:
+    def _tensors(self, layer: str) -> dict[str, Tensor]:
+        return {leaf: self.source.tensor(key) for leaf, key in self.parts[layer].items()}
+
+    def _weight(self, name: str) -> Tensor:
+        """The weight that several tensors make."""
+        if name in self.plain.parts:
+            assert self.config is not None
+            plain = self.plain.tensor(name, self.source.tensor)
+            return self._quantise(self.config, name, plain, self.plain.modules[name])
         assert self.reader is not None
-        tensors = {leaf: self.source.tensor(key) for leaf, key in self.parts[layer].items()}
-        weight = self.reader.weight(layer, tensors, self.source.dtype)
+        if name in self.experts:
+            weight = read_experts(self.reader, name, self.experts[name], self._tensors, self.source.dtype)
+            return as_weight(self.source.experts_of(name), weight)
+        layer = name.removesuffix(".weight")
+        weight = self.reader.weight(layer, self._tensors(layer), self.source.dtype)
         if weight.transposed or layer not in self.source.transposed_layers:
             return weight
         return as_weight(self.source.transposed_layers[layer], weight)
@@ -244,7 +271,7 @@ class _Job:
             quantized = config.quantize(rows)
         except ValueError as error:
             raise ValueError(f"convert: {key}: {error}") from error
-        if self.writer is not None and self.writer.scale_dtype is not None:
+        if self.writer is not None and self.writer.scale_dtype is not None and rows.dim() == 2:
             quantized = with_scales_in(self.writer.scale_dtype, quantized, rows)
         return as_weight(layer, quantized)
 

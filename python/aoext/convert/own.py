@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,15 @@ class OwnReader(Reader):
         source = Source("convert", Path("a file's metadata"))
         self.described.update(table_of(metadata, serialization.WEIGHTS_KEY, source))
 
+    def layers(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Layers; parameters that are not called `weight`, those of experts, by their own names."""
+        found = super().layers(names)
+        for name, description in self.described.items():
+            if not name.endswith(".weight"):
+                found[name] = {field: f"{name}.{field}" for field in description["fields"]}
+        return found
+
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
-        name = f"{layer}.weight"
+        name = layer if layer in self.described else f"{layer}.weight"
         stored = {f"{layer}.{part}": tensor for part, tensor in tensors.items()}
         return serialization.assembled(name, self.described.get(name), stored)

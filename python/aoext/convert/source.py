@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext import checkpoints, serialization
+from aoext.checkpoints.experts import Experts
 from aoext.configs import QuantizationConfig
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
 from aoext.models.layers import has_transposed_weight
@@ -124,7 +125,18 @@ class Checkpoint:
         """What readers may ask of the model; None where transformers does not have it."""
         if self._model_type is None:
             return None
-        return checkpoints.Model(self._modules.get, self.settings.get("text_config") or self.settings)
+        settings = self.settings.get("text_config") or self.settings
+        return checkpoints.Model(self._modules.get, settings, self._experts)
+
+    def _experts(self, layers: Iterable[str]) -> tuple[dict[str, Experts], dict[str, str]]:
+        from aoext.integrations.transformers.experts import experts_of
+
+        return experts_of(self.model, layers)
+
+    def experts_of(self, name: str) -> nn.Module:
+        """The module that has the weight of experts of this name in the model."""
+        module: nn.Module = self.model.get_submodule(name.rpartition(".")[0])
+        return module
 
     def to_quantise(self, config: QuantizationConfig) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
         """What from_pretrained would quantise.

@@ -18,13 +18,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from aoext import serialization
 from aoext.checkpoints import gguf as blocks
+from aoext.checkpoints.experts import joined, put_together
 from aoext.checkpoints.gguf_file import ARCHITECTURE, GGUFFile
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
-from aoext.integrations.gguf_config import ROPE_FREQUENCIES, config_of
+from aoext.integrations.gguf_config import EXPERT_SIZES, ROPE_FREQUENCIES, config_of
 from aoext.integrations.transformers import AoextConfig
 from aoext.serialization.container import Source
 from aoext.tensors import QuantizedTensor
-from aoext.tensors.fields import N, gathered
+from aoext.tensors.rows import in_order
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,18 @@ _GEMMA_LAYER = {
     "ffn_norm": ("pre_feedforward_layernorm", "H"),
     "post_ffw_norm": ("post_feedforward_layernorm", "H"),
 }
+# E is the number of experts, X the width of the layer between in each.
+_EXPERTS = {
+    **{
+        stem: place
+        for stem, place in _LAYER.items()
+        if not stem.startswith(("ffn_gate", "ffn_up", "ffn_down"))
+    },
+    "ffn_gate_inp": ("mlp.gate", "EH"),
+    "ffn_gate_exps": ("mlp.experts.gate_up_proj", "EXH"),
+    "ffn_up_exps": ("mlp.experts.gate_up_proj", "EXH"),
+    "ffn_down_exps": ("mlp.experts.down_proj", "EHX"),
+}
 _QKV, _QKVO = ("attn_q", "attn_k", "attn_v"), ("attn_q", "attn_k", "attn_v", "attn_output")
 
 
@@ -66,9 +79,11 @@ _ARCHITECTURES = {
     "llama": _Architecture("llama", _LAYER, (*_QKVO, "ffn_gate", "ffn_up", "ffn_down")),
     "qwen2": _Architecture("qwen2", _LAYER, _QKV),
     "qwen3": _Architecture("qwen3", {**_LAYER, **_QK_NORMS}, _QKVO),
+    "qwen3moe": _Architecture("qwen3_moe", {**_EXPERTS, **_QK_NORMS}, _QKVO),
     "gemma2": _Architecture("gemma2", _GEMMA_LAYER, _QKVO),
     "gemma3": _Architecture("gemma3_text", {**_GEMMA_LAYER, **_QK_NORMS}, _QKVO),
 }
+_MIXTRAL = _Architecture("mixtral", _EXPERTS, ())  # whose files say "llama"
 _PLAIN = ("F32", "F16", "BF16")
 
 
@@ -83,9 +98,9 @@ def load_gguf(
     quantize_embeddings: whether the embedding stays quantised too, and with it an output layer that shares
         its weight; False dequantises it.
 
-    Architectures: llama, qwen2, qwen3, gemma2, gemma3 (text). ValueError, which names the file and the key or
-    tensor, for others, for experts, for what is damaged, and for settings and tensors that would change
-    results and that transformers' model has no place for.
+    Architectures: llama (Mixtral, too), qwen2, qwen3, qwen3moe, gemma2, gemma3 (text). ValueError, which
+    names the file and the key or tensor, for others, for what is damaged, and for settings and tensors that
+    would change results and that transformers' model has no place for.
     """
     if dtype not in FLOAT_DTYPES:
         raise ValueError(f"load_gguf: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype_name(dtype)}")
@@ -95,7 +110,8 @@ def load_gguf(
         if not isinstance(name, str) or name not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
             raise source.error(f"architecture must be one of {known}, got {name!r}")
-        architecture = _ARCHITECTURES[name]
+        has_experts = name == "llama" and "blk.0.ffn_gate_inp.weight" in file.tensors
+        architecture = _MIXTRAL if has_experts else _ARCHITECTURES[name]
         _check_layers(file)
         config = config_of(file, architecture.model_type)
         names = _names(file, architecture, config)
@@ -145,12 +161,11 @@ def _names(file: GGUFFile, architecture: _Architecture, config: PreTrainedConfig
             leaves["bias"] = shape[:1]
         for layer in range(config.num_hidden_layers):
             for leaf, form in leaves.items():
-                expected[f"blk.{layer}.{stem}.{leaf}"] = f"model.layers.{layer}.{name}.{leaf}", form
+                whole = name if stem.endswith("_exps") else f"{name}.{leaf}"
+                expected[f"blk.{layer}.{stem}.{leaf}"] = f"model.layers.{layer}.{whole}", form
     for key in file.tensors.keys() - expected.keys():
-        if key == ROPE_FREQUENCIES and config.model_type == "llama":
+        if key == ROPE_FREQUENCIES and config.model_type in ("llama", "mixtral"):
             continue  # in the config
-        if "_exps." in key:
-            raise file.source.error(f"{key} has the weights of experts, which do not run on aoext yet")
         raise file.source.error(f"{key} is no tensor of {file.metadata[ARCHITECTURE]} that aoext knows")
     for key, (_, shape) in expected.items():
         if key not in file.tensors:
@@ -166,6 +181,9 @@ def _shaped(
     """A table of names with shapes in numbers."""
     sizes = {"H": config.hidden_size, "F": config.intermediate_size}
     sizes |= {"D": config.head_dim, "V": config.vocab_size}
+    if config.model_type in EXPERT_SIZES:
+        names = EXPERT_SIZES[config.model_type]
+        sizes |= {"E": getattr(config, names.experts), "X": getattr(config, names.between)}
     heads = {"Q": config.num_attention_heads, "K": config.num_key_value_heads}
     sizes |= {size: count * config.head_dim for size, count in heads.items()}
     return {stem: (name, tuple(sizes[size] for size in form)) for stem, (name, form) in table.items()}
@@ -182,14 +200,20 @@ def _read(
     state: dict[str, Tensor] = {}
     dequantised: list[str] = []
     for key in sorted(names, key=lambda key: file.tensors[key].begin):
+        if names[key] in state:  # read with the other part of it
+            continue
         place = file.tensors[key]
         stays = quantize_embeddings or key != "token_embd.weight"
-        if place.kind in blocks.FORMATS and len(place.shape) == 2 and stays:
-            weight: Tensor = blocks.weight(key, place.kind, file.read(key), dtype)
+        parts = [key]
+        if len(place.shape) == 3:
+            parts = [part for part in names if names[part] == names[key]]  # gate, then up
+        kinds = {file.tensors[part].kind for part in parts}
+        if stays and len(kinds) == 1 and place.kind in blocks.FORMATS and len(place.shape) > 1:
+            weight: Tensor = _quantized(file, parts, dtype)
         else:
-            weight = _dequantized(file, key)
-            if stays and place.kind not in (*_PLAIN, *blocks.FORMATS):
-                dequantised.append(f"{names[key]} ({place.kind})")
+            weight = torch.cat([_dequantized(file, part) for part in parts], len(place.shape) - 2)
+            if stays and (len(kinds) > 1 or not kinds <= {*_PLAIN, *blocks.FORMATS}):
+                dequantised.append(f"{names[key]} ({', '.join(sorted(kinds))})")
         weight = _undone(file.metadata[ARCHITECTURE], key, weight, config)
         state[names[key]] = weight if isinstance(weight, QuantizedTensor) else weight.to(dtype)
     if dequantised:
@@ -200,6 +224,20 @@ def _read(
             ", ".join(dequantised),
         )
     return state
+
+
+def _quantized(file: GGUFFile, keys: list[str], dtype: torch.dtype) -> QuantizedTensor:
+    """A weight; of several tensors of experts, the weight that their rows are behind each other."""
+    kind = file.tensors[keys[0]].kind
+    *experts, rows, columns = file.tensors[keys[0]].shape
+    raw = [file.read(key) for key in keys]
+    if not experts:
+        return blocks.weight(keys[0], kind, raw[0], dtype)
+
+    def of_expert(e: int) -> QuantizedTensor:
+        return joined([blocks.weight(key, kind, part[e], dtype) for key, part in zip(keys, raw, strict=True)])
+
+    return put_together(map(of_expert, range(experts[0])), [*experts, len(keys) * rows, columns])
 
 
 def _dequantized(file: GGUFFile, key: str) -> Tensor:
@@ -237,14 +275,4 @@ def _zero_biases(
 def _rows_by_halves(tensor: Tensor, heads: int) -> Tensor:
     """Rows of each head from pairs (for rotations of neighbours) to halves (of distant ones)."""
     rows = torch.arange(tensor.shape[0], device=tensor.device).view(heads, -1, 2).transpose(1, 2).flatten()
-    if not isinstance(tensor, QuantizedTensor):
-        return tensor[rows]
-    fields = {}
-    for name, field in tensor.named_fields():
-        dims = [axis.dim for axis in tensor.fields[name].axes]
-        fields[name] = (
-            field
-            if N not in dims
-            else gathered(field.movedim(dims.index(N), 0), rows).movedim(0, dims.index(N))
-        )
-    return tensor.remade(fields)
+    return in_order(tensor, rows) if isinstance(tensor, QuantizedTensor) else tensor[rows]

@@ -37,6 +37,20 @@ _WINDOWS = {
 }
 
 
+class _ExpertSizes(NamedTuple):
+    """What transformers calls the numbers of experts of a model_type, and the width of one."""
+
+    experts: str
+    used: str
+    between: str
+
+
+EXPERT_SIZES = {
+    "mixtral": _ExpertSizes("num_local_experts", "num_experts_per_tok", "intermediate_size"),
+    "qwen3_moe": _ExpertSizes("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+}
+
+
 def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
     """The config, of transformers' model_type, of the model in a file; ValueError names what it cannot be."""
     keys = Keys(file)
@@ -81,6 +95,7 @@ def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
         values["attention_bias"] = any(".attn_" in name for name in names)
     if model_type == "llama":
         values["mlp_bias"] = any(".ffn_" in name for name in names)
+    values |= _experts(keys, model_type)
     values["rope_parameters"] = rope = _rope(keys, head, context)
     scale_of = head
     windows = _WINDOWS.get(keys.architecture)
@@ -99,6 +114,20 @@ def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
         return AutoConfig.for_model(model_type, **values)
     except Exception as error:  # its validation has errors of its own
         raise file.source.error(f"is no model of transformers: {error}") from error
+
+
+def _experts(keys: Keys, model_type: str) -> dict[str, Any]:
+    """How many experts there are, how many a token has, and how wide they are."""
+    names = EXPERT_SIZES.get(model_type)
+    if names is None:
+        return {}
+    count, used = keys.size("expert_count"), keys.size("expert_used_count")
+    keys.expect("expert_used_count", used, used <= count, f"at most expert_count, {count}")
+    keys.must_be("expert_gating_func", 1)  # softmax
+    values: dict[str, Any] = {names.experts: count, names.used: used}
+    if model_type == "qwen3_moe":
+        values |= {names.between: keys.size("expert_feed_forward_length"), "norm_topk_prob": True}
+    return values
 
 
 def _windowed(

@@ -38,6 +38,12 @@ def are_transposed(module: nn.Module) -> bool:
     return bool(getattr(known, "is_transposed", getattr(known, "experts_are_transposed", False)))
 
 
+def are_interleaved(module: nn.Module) -> bool:
+    """Whether rows of gate and up take turns in a module's gate_up_proj."""
+    known: Any = module
+    return not getattr(known, "is_concatenated", type(module).__name__ != "GptOssExperts")
+
+
 def run_by_aoext(module: nn.Module) -> None:
     """Have a module run its experts by the function of this package, where it chooses one."""
     if _is_dispatched(module):

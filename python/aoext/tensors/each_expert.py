@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -38,14 +39,35 @@ def by_expert(make: Callable[..., Weight], *weights: Any) -> Weight:
         return make(*weights)
     if not len(first):
         raise ValueError(f"a weight of experts must have some, got {list(first.shape)}")
+    return collected((make(*(weight[e] for weight in weights)) for e in range(len(first))), len(first))
+
+
+def collected(weights: Iterable[Weight], count: int) -> Weight:
+    """The weights [N, K] of `count` experts, of one form, as one [E, N, K]; one after the other is asked for.
+
+    Optional fields that some lack are filled up with what says nothing. What experts share is what the first
+    has.
+    """
     whole: dict[str, Tensor] = {}
-    for e in range(len(first)):
-        made = make(*(weight[e] for weight in weights))
-        for name, tensor in made.named_fields():
-            if not made.fields[name].follows_experts:
+    for e, weight in enumerate(weights):
+        fields = dict(weight.named_fields())
+        for name, tensor in fields.items():
+            if not weight.fields[name].follows_experts:
                 whole.setdefault(name, tensor)
-                continue
-            if e == 0:
-                whole[name] = tensor.new_empty((len(first), *tensor.shape))
-            whole[name][e].copy_(tensor)
-    return made.remade(whole, shape=[len(first), *made.weight_shape])
+            elif e == 0:
+                whole[name] = tensor.new_empty((count, *tensor.shape))
+            elif name not in whole:
+                neutral = neutral_field(weight, name)
+                whole[name] = neutral.expand(count, *neutral.shape).contiguous()
+        for name, tensor in whole.items():
+            if weight.fields[name].follows_experts:
+                tensor[e].copy_(fields[name] if name in fields else neutral_field(weight, name))
+    return weight.remade(whole, shape=[count, *weight.weight_shape])
+
+
+def neutral_field(weight: QuantizedTensor, name: str) -> Tensor:
+    """A zero_point or k_order that changes nothing, for a weight [N, K] that may lack it."""
+    shape = weight.fields[name].shape(weight.weight_shape, weight.block_size)
+    if name == "k_order":
+        return torch.arange(shape[0], device=weight.device)
+    return weight.qdata.new_zeros(shape)

@@ -1,4 +1,4 @@
-"""Quantised weights some of whose rows are quantised anew, while the others keep their bits."""
+"""Rows of quantised weights: in another order, or some quantised anew while the others keep their bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ import torch
 from torch import Tensor
 
 from aoext.tensors.base import QuantizedTensor
-from aoext.tensors.fields import Field, N
+from aoext.tensors.fields import Field, N, gathered
+
+
+def in_order(weight: QuantizedTensor, rows: Tensor) -> QuantizedTensor:
+    """The rows of a weight [N, K] in another order, int64 [N]; ValueError where a scale is of several."""
+    fields = {}
+    for name, tensor in weight.named_fields():
+        at = weight.fields[name].position(N)
+        if at is None:
+            fields[name] = tensor
+            continue
+        if (size := weight.fields[name].axes[at].elements(weight.block_size)) > 1:
+            raise ValueError(f"rows cannot change their order where {size} of them share one {name}")
+        fields[name] = gathered(tensor, rows.to(tensor.device), tensor.dim() + at)
+    return weight.remade(fields)
 
 
 def with_rows(weight: QuantizedTensor, plain: Tensor, kept: Tensor) -> QuantizedTensor:

@@ -4,15 +4,15 @@ Imported as soon as a program has imported both aoext and transformers, in whate
 the tensors and the metadata of aoext.save_model, and AoextConfig in their config.json.
 
 config.py is what users give, quantizer.py what transformers asks, weights.py how a weight comes of a file's
-tensors, hooks.py what transformers asks nobody about.
+tensors, experts.py of which of them those of experts come, hooks.py what transformers asks nobody about.
 """
 
 from __future__ import annotations
 
 from aoext.integrations.transformers import hooks
 from aoext.integrations.transformers.config import METHOD, AoextConfig
+from aoext.integrations.transformers.models import candidates, has_quantised, renaming
 from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt
-from aoext.integrations.transformers.weights import candidates, has_quantised, renaming
 
 __all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "candidates", "has_quantised", "renaming"]
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from types import MethodType
 from typing import Any
 
 import torch
@@ -17,19 +16,20 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
 from aoext import checkpoints, serialization
+from aoext.checkpoints.experts import Experts
 from aoext.configs import QuantizationConfig
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.integrations.transformers.config import METHOD, AoextConfig
+from aoext.integrations.transformers.experts import Conversions, known_of
+from aoext.integrations.transformers.models import candidates, has_quantised, let_cast, renaming, run_experts
 from aoext.integrations.transformers.weights import (
     Assemble,
     Converter,
+    ExpertsConverter,
     Operation,
+    OwnConverter,
     Quantize,
     Read,
-    candidates,
-    has_quantised,
-    renaming,
-    run_experts,
 )
 from aoext.models.choice import refusal_of_own_forward
 from aoext.models.layers import (
@@ -67,6 +67,10 @@ class AoextQuantizer(HfQuantizer):
         self.dtypes: dict[str, torch.dtype] = {}
         foreign = quantization_config.foreign
         self.reader = None if foreign is None else checkpoints.reader_for(foreign)
+        # The tensors of the checkpoint's layers, and which of these make a weight of experts.
+        self.parts: dict[str, dict[str, str]] = {}
+        self.experts: dict[str, Experts] = {}
+        self.places: set[str] = set()  # names of the model's parameters, with and without its prefix
         self.tied: Mapping[str, str] = {}  # names of weights that are those of other names
         # How ranks share the weights that they quantise, by tensor parallel plans.
         self.distributions: dict[str, Any] = {}
@@ -154,15 +158,12 @@ class AoextQuantizer(HfQuantizer):
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
                     self._expect(model, serialization.forms_in(file))
-
         if self.reader is not None:
-            modules = dict(model.named_modules())
-
-            def module(layer: str) -> nn.Module | None:
-                return next((modules[name] for name in candidates(model, layer) if name in modules), None)
-
-            known = checkpoints.Model(module, model.config.get_text_config().to_dict())
-            checkpoints.check_files(self.reader, checkpoint_files or (), model.dtype, known)
+            files = checkpoint_files or ()
+            self.experts = checkpoints.check_files(self.reader, files, model.dtype, known_of(model))
+            self.parts = self.reader.layers(key for file in files for key in serialization.names_in(file))
+            names = (name for name, _ in model.named_parameters(remove_duplicate=False))
+            self.places = {each for name in names for each in candidates(model, name)}
             for note in self.reader.notes:
                 logger.warning("AoextConfig: %s", note)
 
@@ -258,7 +259,7 @@ class AoextQuantizer(HfQuantizer):
         if self.reader is not None:
             # The longest first: older releases take the first pattern that begins a name.
             names = sorted(self.reader.names, key=len, reverse=True)
-            return [Converter(names, "weight", operations=[Read(self)])]
+            return [OwnConverter(names, "weight", operations=[Read(self)])]
         fields = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
         leaves = {"weight", *(name.rpartition(".")[2] for name in self.descriptions)}
         return [
@@ -268,12 +269,15 @@ class AoextQuantizer(HfQuantizer):
 
     def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
         """What transformers does to a model's tensors comes last, for it would take fields for experts."""
-        return [*self.get_weight_conversions(), *weight_conversions]
+        own: list[WeightConverter] = self.get_weight_conversions()
+        if self.experts:
+            own.insert(0, ExpertsConverter(self, Conversions(weight_conversions)))
+        return [*own, *weight_conversions]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         give_classes(model)
         run_experts(model)
-        _let_cast(model)
+        let_cast(model)
         # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
         model._weight_conversions = [
             conversion
@@ -340,10 +344,4 @@ def adopt(model: nn.Module) -> None:
             part.config.quantization_config = kept
             part.quantization_method, part.is_quantized = METHOD, True
             run_experts(part)
-            _let_cast(part)
-
-
-def _let_cast(model: nn.Module) -> None:
-    """transformers refuses to cast models that are quantised; ours can be cast like others."""
-    for method in (nn.Module.half, nn.Module.float):
-        setattr(model, method.__name__, MethodType(method, model))
+            let_cast(part)

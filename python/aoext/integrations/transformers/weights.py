@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    ConversionOps,
-    WeightConverter,
-    WeightRenaming,
-    rename_source_key,
-)
+from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from aoext import serialization
+from aoext.checkpoints.experts import read_experts
 from aoext.formats.dtypes import FLOAT_DTYPES
-from aoext.models.experts import IMPLEMENTATION
-from aoext.models.layers import as_rows, as_weight, quantized_weights
+from aoext.models.layers import as_rows, as_weight
 from aoext.tensors import QuantizedTensor
 
 if TYPE_CHECKING:
+    from aoext.integrations.transformers.experts import Conversions
     from aoext.integrations.transformers.quantizer import AoextQuantizer
-
-
-def renaming(model: Any) -> Callable[[str], str]:
-    """What the model calls a tensor that its checkpoints call otherwise."""
-    conversions = get_model_conversion_mapping(model)
-    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
-    return lambda name: rename_source_key(name, renamings, [])[0]
-
-
-def candidates(model: Any, name: str) -> tuple[str, ...]:
-    """A name, with and without the prefix that a model with a head gives to its base model."""
-    prefix = f"{model.base_model_prefix}."
-    return name, prefix + name, name.removeprefix(prefix)
-
-
-def has_quantised(file: str) -> bool:
-    """Whether a file of a checkpoint has weights that aoext has quantised."""
-    return str(file).endswith(".safetensors") and serialization.has_quantised(file)
-
-
-def run_experts(model: Any) -> None:
-    """Has a model keep to aoext's function of experts where it has quantised ones, in all of its configs.
-
-    generate would have another one for decoding wherever it finds transformers' default.
-    """
-    if any(p.dim() == 3 for module in model.modules() for _, p in quantized_weights(module)):
-        model.config._experts_implementation = IMPLEMENTATION
 
 
 class Operation(ConversionOps):
@@ -101,6 +69,45 @@ class Converter(WeightConverter):
         return super().convert(layer_name, *args, **kwargs)
 
 
+class OwnConverter(Converter):
+    """Leaves to transformers what is no parameter of the model, such as plain weights of single experts."""
+
+    def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+        name, pattern = super().rename_source_key(source_key)
+        quantizer = self.operations[0].hf_quantizer
+        return (name, pattern) if pattern and name in quantizer.places else (source_key, None)
+
+
+class ExpertsConverter(Converter):
+    """Collects the tensors of weights of experts, and has each read when its expert's turn comes."""
+
+    def __init__(self, quantizer: AoextQuantizer, conversions: Conversions) -> None:
+        super().__init__("aoext: experts", "aoext: experts", [ReadExperts(quantizer)])
+        self.arrived: dict[str, Any] = {}  # futures, or functions that read, by the checkpoint's names
+        # The parameter that a tensor is of, by its name after transformers' renamings, too.
+        self.parameter_of: dict[str, str] = {}
+        for parameter, experts in quantizer.experts.items():
+            for layer in experts.layers:
+                for key in quantizer.parts[layer].values():
+                    self.parameter_of[key] = self.parameter_of[conversions.renamed(key)] = parameter
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExpertsConverter:
+        twin: Any = super().__deepcopy__(memo)
+        twin.arrived = {}
+        return twin
+
+    def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+        parameter = self.parameter_of.get(source_key)
+        return (source_key, None) if parameter is None else (parameter, self.source_patterns[0])
+
+    def add_tensor(self, target_key: str, source_key: str, source_pattern: str, future: Any) -> None:
+        self.arrived[source_key] = future
+        self.layer_targets[target_key].add(source_key)
+
+    def materialize_tensors(self) -> Any:
+        return {self.source_patterns[0]: self.arrived}
+
+
 class Quantize(Operation):
     """Quantises a weight of a checkpoint that has plain ones."""
 
@@ -138,3 +145,24 @@ class Read(Operation):
         layer = self.stored_as[name].removesuffix(".weight")
         module, _ = get_module_from_name(model, name)
         return as_weight(module, self.hf_quantizer.reader.weight(layer, tensors, dtype))
+
+
+class ReadExperts(Operation):
+    """Reads what another library has saved of all experts, one expert after the other."""
+
+    def weight(self, model: Any, name: str, tensors: dict[str, Any]) -> Tensor:
+        quantizer = self.hf_quantizer
+        assert quantizer.reader is not None
+        (arrived,) = tensors.values()
+
+        def of_layer(layer: str) -> dict[str, Tensor]:
+            values = {leaf: arrived.pop(key) for leaf, key in quantizer.parts[layer].items()}
+            return {
+                leaf: value.result() if isinstance(value, Future) else value()
+                for leaf, value in values.items()
+            }
+
+        dtype = quantizer.dtype_of(model, name)
+        module, _ = get_module_from_name(model, name)
+        experts = quantizer.experts[name]
+        return as_weight(module, read_experts(quantizer.reader, name, experts, of_layer, dtype))
