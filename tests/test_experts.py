@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 import aoext
 from aoext.cli.info_files import describe
@@ -300,3 +300,21 @@ def test_convert_and_info_tell_of_experts_that_stay(tmp_path, generator):
     aoext.save_model(plain, tmp_path / "model.safetensors")
     stays = r"model\.layers\.\*\.mlp\.experts\.down_proj \(2 of \[4, 64, 96\], 0\.10 MB\): plain"
     assert re.search(f"  stays    {stays}", describe(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_experts_are_offloaded_to_the_disk(name, tmp_path, generator):
+    pytest.importorskip("accelerate")
+    build(name, generator).save_pretrained(tmp_path / "plain")
+    kind, config = transformers.AutoModelForCausalLM, aoext.AoextConfig(CONFIGS["int4"])
+    whole = kind.from_pretrained(tmp_path / "plain", quantization_config=config)
+    whole.save_pretrained(tmp_path / "ours")
+    others = ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", "model.layers.0")
+    places = {**dict.fromkeys(others, "cpu"), "model.layers.1": "disk"}
+    for source, options in (("plain", {"quantization_config": config}), ("ours", {})):
+        folder = tmp_path / f"offloaded {source}"
+        model = kind.from_pretrained(tmp_path / source, device_map=places, offload_folder=folder, **options)
+        with torch.no_grad():
+            assert torch.equal(model(IDS).logits, whole(IDS).logits)
+        model.save_pretrained(tmp_path / f"again {source}")
+        assert_same_state(kind.from_pretrained(tmp_path / f"again {source}"), whole)

@@ -258,7 +258,7 @@ def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:
 
 def _check_shared_scales(self: QuantizedTensor, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     """A part shares with the rest what is FIXED, and one along K the scales of whole rows."""
-    if not self.qdata.is_meta and self.qdata.untyped_storage().nbytes() > self.qdata.nbytes:
+    if has_values(self.qdata) and self.qdata.untyped_storage().nbytes() > self.qdata.nbytes:
         for name, tensor in ours.items():
             if not self.fields[name].follows_experts:
                 what = f"a part of a weight cannot change its {name}, which serves all of it"
