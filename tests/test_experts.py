@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+
+import transformers
 
 import aoext
 from aoext.cli.info_files import describe
