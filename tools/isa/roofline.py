@@ -159,7 +159,7 @@ BLOCKS = {"blocks_tile.dpas_lut4_bf16": 1 / 32, "blocks_tile.dpas_int8_bf16": 2 
 def _is_predicted(image: Image, kernel: str) -> bool:
     if image.source == "blocks_tile":
         return image.name in BLOCKS and kernel.endswith("_g32")
-    return "_bf16_" in kernel and not kernel.endswith("_g32")
+    return image.name.endswith("_bf16") and not kernel.endswith("_g32")
 
 
 def predict_all(report: Report) -> list[Prediction]:
@@ -190,9 +190,7 @@ def _costs(report: Report, image: Image, device: str) -> dict[int, tuple[str, Co
             continue
         geometry = read_geometry(image.family, kernel, kernel.code.way(*loop))
         if geometry:
-            shown = (
-                name.replace("blocks_tile", image.name.replace("dpas_", "")) if image.name in BLOCKS else name
-            )
+            shown = name.replace(image.source, image.name.replace("dpas_", ""))
             found[geometry.rows] = shown, cost_of(kernel, geometry, shortest=image.family.endswith("_lut4"))
     return found
 

@@ -274,7 +274,7 @@ inline void linear_any(const Product& all, const Experts& experts, int64_t M, co
     return;
   }
 
-  const Product p = tile.expert > 0 ? of_expert<kBlocks>(all, blocks, tile) : all;
+  const Product p = of_expert<kBlocks>(all, blocks, tile);
   const Rows<kBlocks> x(p, blocks, tile);
   const Columns<kBlocks> w(p, blocks, first_column);
   Sums sums(!kBlocks && p.input_type == Element::int8 && p.weight_type != Element::int4);
