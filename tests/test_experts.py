@@ -21,7 +21,7 @@ from aoext.cli.info_files import describe
 from aoext.convert import convert_checkpoint
 from aoext.models.experts import expert_weights
 from aoext.reference import randn
-from aoext.tensors import QuantizedTensor
+from aoext.tensors import BlockwiseTensor, Lut4Tensor, QuantizedTensor
 from models import assert_same_state
 from moe_models import IDS, MODELS, build
 
@@ -320,3 +320,34 @@ def test_experts_are_offloaded_to_the_disk(name, tmp_path, generator):
             assert torch.equal(model(IDS).logits, whole(IDS).logits)
         model.save_pretrained(tmp_path / f"again {source}")
         assert_same_state(kind.from_pretrained(tmp_path / f"again {source}"), whole)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "exponents", "tensor", "fp4"])
+def test_transformers_own_float8_experts(kind, device, generator):
+    """Those of FP8Experts, in place of its Triton kernels."""
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    experts = fp8.use_experts_implementation(fp8.FP8Experts, experts_interface=fp8.ALL_FP8_EXPERTS_FUNCTIONS)
+    config = transformers.Qwen3MoeConfig(hidden_size=64, moe_intermediate_size=96, num_experts=4)
+    config._experts_implementation = "aoext"
+    options = {"exponents": {"scale_fmt": "ue8m0"}, "fp4": {"expert_dtype": "fp4", "scale_fmt": "ue8m0"}}
+    block = None if kind == "tensor" else (32, 32)
+    module = experts(config, block_size=block, **options.get(kind, {}))
+    plain = experts_module("qwen3", generator)
+    for name, shape in (("gate_up_proj", (4, 192, 64)), ("down_proj", (4, 64, 96))):
+        parameter, scale = module._parameters[name], module._parameters[f"{name}_scale_inv"]
+        values = randn(generator, *shape) * 0.05
+        if kind == "fp4":
+            weight = Lut4Tensor.from_hp(values, "mxfp4")
+        else:
+            of_block = block or [-(-n // s) for n, s in zip(shape[1:], scale.shape[1:], strict=True)]
+            exponents = torch.float8_e8m0fnu if kind == "exponents" else torch.float32
+            weight = BlockwiseTensor.from_hp(values, of_block, scale_dtype=exponents)
+        parameter.data = weight.qdata.view(parameter.dtype)
+        scale.data = weight.scale.view(scale.dtype)
+        plain._parameters[name] = nn.Parameter(weight.dequantize())
+    arguments = routed(20, module, generator)
+    plain.config._experts_implementation = "eager"
+    with torch.no_grad():
+        expected = plain(*arguments)
+        result = module.to(device)(*(t.to(device) for t in arguments)).cpu()
+    assert (result - expected).norm() / expected.norm() < (1e-5 if kind == "fp4" else 0.1)

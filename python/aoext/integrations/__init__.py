@@ -32,6 +32,7 @@ def install() -> None:
     when_imported("diffusers.quantizers.auto", partial(_load, "diffusers"))
     when_imported("transformers.pytorch_utils", partial(_load, "conv1d"))
     when_imported("transformers.integrations.moe", partial(_load, "experts"))
+    when_imported("transformers.integrations.finegrained_fp8", partial(_load, "experts_fp8"))
     when_imported("transformers.modeling_utils", partial(_load, "loading"))
     when_imported("transformers.modeling_utils", partial(_load, "resizing"))
     when_imported("accelerate.big_modeling", partial(_load, "accelerate"))

@@ -6,6 +6,7 @@ products, and the weighted sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,18 +34,35 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     up, down = getattr(self, up_name), self.down_proj
     if not isinstance(up, QuantizedTensor) and not isinstance(down, QuantizedTensor):
         return ALL_EXPERTS_FUNCTIONS["grouped_mm"](self, hidden_states, top_k_index, top_k_weights)
+    transposed = are_transposed(self)
+
+    def product(rows: Tensor, name: str, offsets: Tensor) -> Tensor:
+        return _product(rows, getattr(self, name), getattr(self, f"{name}_bias", None), offsets, transposed)
+
+    return routed(self, up_name, _count(up), product, hidden_states, top_k_index, top_k_weights)
+
+
+def routed(
+    self: Any,
+    up_name: str,
+    experts: int,
+    product: Callable[[Tensor, str, Tensor], Tensor],
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+) -> Tensor:
+    """The output of experts whose products are `product(rows, name of the weights, offsets)`."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     index = top_k_index.reshape(x.shape[0], -1)
     weights = top_k_weights.reshape(x.shape[0], -1)
     if weights.shape != index.shape:  # some releases have them for all experts
         weights = weights.gather(1, index)
-    order, offsets = ao.sort_by_expert(index, _count(up))
-    transposed, k = are_transposed(self), index.shape[1]
-
+    order, offsets = ao.sort_by_expert(index, experts)
+    k = index.shape[1]
     rows = x.expand(k, -1) if x.shape[0] == 1 else x.index_select(0, order // k)
-    rows = _product(rows, up, getattr(self, f"{up_name}_bias", None), offsets, transposed)
+    rows = product(rows, up_name, offsets)
     rows = _activated(self, rows, up_name)
-    rows = _product(rows, down, getattr(self, "down_proj_bias", None), offsets, transposed)
+    rows = product(rows, "down_proj", offsets)
     if getattr(self, "has_post_expert_norm", False):
         rows = self.post_expert_norm(rows)
     return weighted_sum(rows, order, weights).to(hidden_states.dtype).reshape(hidden_states.shape)
