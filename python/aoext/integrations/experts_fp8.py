@@ -28,7 +28,7 @@ FP4_BLOCK = [1, 32]
 def fp8_experts_forward(
     self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """The output of FP8Experts for each token; activations are quantised as the weights are, those of e2m1 not.
+    """The output of FP8Experts for each token, whose activations are quantised too, but for weights of e2m1.
 
     NotImplementedError for scales of activations that were fixed beforehand.
     """
