@@ -238,7 +238,11 @@ def _checkpoint(mesh, seed, format, path):
     again = load(here.model(format), "plain")
     assert all(same(again[i].weight, plain[i].weight) for i in (0, 2))
     x = here.randn(3, K)
-    if not first[0].weight.to_local().blocks_are_rows:  # but groups, which lie within each shard
+    own = first[0].weight.to_local()
+    if own.global_scale is not None:
+        with pytest.raises(BaseException, match="into a part of a weight cannot change its global_scale"):
+            load(here.model(format), "parallel")
+    elif not own.blocks_are_rows:  # but groups, which lie within each shard
         whole = load(here.model(format), "parallel")
         # Rows of activations are quantised by the part that a rank has.
         if getattr(plain[0].weight, "activation", None) is None:

@@ -14,11 +14,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 pytest.importorskip("transformers")
 
+import transformers
+
 import aoext
 from aoext.cli.info_files import describe
 from aoext.convert import convert_checkpoint
 from aoext.reference import randn
-from aoext.tensors import QuantizedTensor
+from aoext.tensors import BlockwiseTensor, Lut4Tensor, QuantizedTensor
 from models import assert_same_state
 from moe_models import IDS, MODELS, build, experts_module
 
@@ -294,3 +296,52 @@ def test_convert_and_info_tell_of_experts_that_stay(tmp_path, generator):
     aoext.save_model(plain, tmp_path / "model.safetensors")
     stays = r"model\.layers\.\*\.mlp\.experts\.down_proj \(2 of \[4, 64, 96\], 0\.10 MB\): plain"
     assert re.search(f"  stays    {stays}", describe(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_experts_are_offloaded_to_the_disk(name, tmp_path, generator):
+    pytest.importorskip("accelerate")
+    build(name, generator).save_pretrained(tmp_path / "plain")
+    kind, config = transformers.AutoModelForCausalLM, aoext.AoextConfig(CONFIGS["int4"])
+    whole = kind.from_pretrained(tmp_path / "plain", quantization_config=config)
+    whole.save_pretrained(tmp_path / "ours")
+    others = ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", "model.layers.0")
+    places = {**dict.fromkeys(others, "cpu"), "model.layers.1": "disk"}
+    for source, options in (("plain", {"quantization_config": config}), ("ours", {})):
+        folder = tmp_path / f"offloaded {source}"
+        model = kind.from_pretrained(tmp_path / source, device_map=places, offload_folder=folder, **options)
+        with torch.no_grad():
+            assert torch.equal(model(IDS).logits, whole(IDS).logits)
+        model.save_pretrained(tmp_path / f"again {source}")
+        assert_same_state(kind.from_pretrained(tmp_path / f"again {source}"), whole)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "exponents", "tensor", "fp4"])
+def test_transformers_own_float8_experts(kind, device, generator):
+    """Those of FP8Experts, in place of its Triton kernels."""
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    experts = fp8.use_experts_implementation(fp8.FP8Experts, experts_interface=fp8.ALL_FP8_EXPERTS_FUNCTIONS)
+    config = transformers.Qwen3MoeConfig(hidden_size=64, moe_intermediate_size=96, num_experts=4)
+    config._experts_implementation = "aoext"
+    options = {"exponents": {"scale_fmt": "ue8m0"}, "fp4": {"expert_dtype": "fp4", "scale_fmt": "ue8m0"}}
+    block = None if kind == "tensor" else (32, 32)
+    module = experts(config, block_size=block, **options.get(kind, {}))
+    plain = experts_module("qwen3", generator)
+    for name, shape in (("gate_up_proj", (4, 192, 64)), ("down_proj", (4, 64, 96))):
+        parameter, scale = module._parameters[name], module._parameters[f"{name}_scale_inv"]
+        values = randn(generator, *shape) * 0.05
+        if kind == "fp4":
+            weight = Lut4Tensor.from_hp(values, "mxfp4")
+        else:
+            of_block = block or [-(-n // s) for n, s in zip(shape[1:], scale.shape[1:], strict=True)]
+            exponents = torch.float8_e8m0fnu if kind == "exponents" else torch.float32
+            weight = BlockwiseTensor.from_hp(values, of_block, scale_dtype=exponents)
+        parameter.data = weight.qdata.view(parameter.dtype)
+        scale.data = weight.scale.view(scale.dtype)
+        plain._parameters[name] = nn.Parameter(weight.dequantize())
+    arguments = routed(20, module, generator)
+    plain.config._experts_implementation = "eager"
+    with torch.no_grad():
+        expected = plain(*arguments)
+        result = module.to(device)(*(t.to(device) for t in arguments)).cpu()
+    assert (result - expected).norm() / expected.norm() < (1e-5 if kind == "fp4" else 0.1)

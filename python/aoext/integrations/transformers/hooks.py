@@ -97,7 +97,8 @@ def offload_quantized_weights() -> None:
 
         getattr(missing, "missing_keys", missing).discard(target_name)  # a set in older releases
         index = offload_quantized(param, target_name, folder, index)
-        (operation,) = getattr(ops, "operations", None) or [ops.quantization_operation]
+        operations = [ops.quantization_operation, *getattr(ops, "operations", ())]
+        operation = next(each for each in operations if hasattr(each, "hf_quantizer"))
         for alias, name in operation.hf_quantizer.tied.items():
             if name == target_name:
                 index[alias] = index[name]
