@@ -4,10 +4,10 @@
     python benchmarks/whole_model.py --size small --threads 2
     python benchmarks/whole_model.py --size experts-small --threads 2
 
-It is Llama, or Qwen3-MoE for sizes with experts; weights are random. Every scheme quantises the same linear
-layers; "ao_…" are torchao's of the same name, which leave experts as they are, and the peers that ratios stand
-against. Eager steps run under inference_mode, no_grad and with gradients enabled, compiled ones by torch.compile
-with a static cache (mode="reduce-overhead" on a GPU), under no_grad.
+It is Llama, or Qwen3-MoE for sizes with experts; weights are random. Every scheme quantises the same
+linear layers; "ao_…" are torchao's of the same name, which leave experts as they are, and the peers that
+ratios stand against. Eager steps run under inference_mode, no_grad and with gradients enabled, compiled
+ones by torch.compile with a static cache (mode="reduce-overhead" on a GPU), under no_grad.
 """
 
 from __future__ import annotations

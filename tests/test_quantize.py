@@ -163,7 +163,9 @@ def test_filter_fn_chooses_by_module_and_name(model):
     assert [layer.name for layer in summary.layers] == ["up"]
     assert summary.skipped == {
         "embedding": "embeddings are quantised with quantize_embeddings=True",
-        "norm": "only nn.Linear, nn.Embedding and Conv1D can be quantised, not LayerNorm",
+        "norm": (
+            "only nn.Linear, nn.Embedding, Conv1D and experts of transformers can be quantised, not LayerNorm"
+        ),
     }
     assert type(model.down.weight) is nn.Parameter
     assert seen == dict(model.named_modules())

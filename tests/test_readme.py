@@ -33,7 +33,9 @@ def weights_taken(operator: str) -> str:
             call.run(torch.device("cpu"), op(kind))
             given = call.named()
             if "code" not in given:
-                given["code"] = Code.INT4 if "i4" in kind else code_of(given["weight"].dtype)
+                given["code"] = (
+                    Code.INT4 if "i4" in kind or "int4" in kind else code_of(given["weight"].dtype)
+                )
             taken.add(given["code"])
     if taken == set(Code):
         return "every format"

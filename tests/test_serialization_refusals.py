@@ -282,7 +282,10 @@ def test_models_that_do_not_fit_are_refused(model, device, path):
         load_model(other, path)
     other = build(device)
     for layer, reason in (
-        (nn.PReLU(1024), r"only nn\.Linear, nn\.Embedding and Conv1D can be quantised, not PReLU"),
+        (
+            nn.PReLU(1024),
+            r"only nn\.Linear, nn\.Embedding, Conv1D and experts of transformers can be quantised, not PReLU",
+        ),
         (nn.Embedding(32, 32, max_norm=1.0), "its max_norm changes its weight"),
     ):
         layer.weight = nn.Parameter(torch.zeros(32, 32, device=device, dtype=BF16))

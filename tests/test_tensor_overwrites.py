@@ -40,6 +40,14 @@ READS = {
 }
 
 
+def _two(format, device, generator):
+    """Weights of which one's rows can be written into the other's, whose global scale serves all its rows."""
+    weight, other = (quantized(format, N, K, FP32, device, generator) for _ in range(2))
+    if other.global_scale is not None:
+        other.global_scale.copy_(weight.global_scale)
+    return weight, other
+
+
 def _holding(weight) -> nn.Linear:
     layer = nn.Linear(K, N, bias=False, device=weight.device)
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -55,7 +63,7 @@ def _copy(w, other):
 @pytest.mark.parametrize("format", CLASSES)
 def test_a_backward_pass_with_an_overwritten_weight_raises(format, read, write, device, generator):
     torch._dynamo.reset()
-    weight, other = (quantized(format, N, K, FP32, device, generator) for _ in range(2))
+    weight, other = _two(format, device, generator)
     x = randn(generator, 3, K).to(device).requires_grad_()
     y = READS[read](x, weight)
     if (format, read) == ("block_float8_dynamic", "columns"):  # all that is kept of it are copies
@@ -82,7 +90,7 @@ COMPILED = {
 @pytest.mark.parametrize("format", CLASSES)
 def test_a_write_that_inductor_compiled_is_noticed(format, write, device, generator):
     torch._dynamo.reset()
-    weight, other = (quantized(format, N, K, FP32, device, generator) for _ in range(2))
+    weight, other = _two(format, device, generator)
     written = weight.clone()
     with torch.no_grad():
         COMPILED[write](written, other)
@@ -121,7 +129,7 @@ def test_writes_into_plain_tensors_are_left_to_pytorch(generator):
 
 @pytest.mark.parametrize("format", CLASSES)
 def test_a_backward_pass_goes_on_where_a_weight_was_read_or_replaced(format, device, generator):
-    weight, other = (quantized(format, N, K, FP32, device, generator) for _ in range(2))
+    weight, other = _two(format, device, generator)
     layer = _holding(weight)
     expected = meaning(weight).sum(0).expand(3, -1)
     x = randn(generator, 3, K).to(device).requires_grad_()

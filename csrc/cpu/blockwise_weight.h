@@ -16,20 +16,20 @@ struct BlockwiseWeight {
   int64_t N, K, block_n, group_size, groups, scale_row_bytes, row_bytes;
   float global_scale;
 
-  BlockwiseWeight(const LinearProblem& p, const aoext::Weight& w)
-      : codes(static_cast<const char*>(w.values.const_data_ptr())),
-        scale(static_cast<const char*>(w.scale.const_data_ptr())),
+  BlockwiseWeight(const LinearProblem& p, const WeightData& w)
+      : codes(w.values),
+        scale(w.scale),
         type(element(p.code)),
         scale_element(element(p.scale)),
-        table(w.table == nullptr ? nullptr : static_cast<const float*>(w.table->const_data_ptr())),
+        table(w.table),
         N(p.N),
         K(p.K),
         block_n(p.block_n),
         group_size(p.group_size),
         groups(ceil_div(p.K, p.group_size)),
-        scale_row_bytes(groups * static_cast<int64_t>(w.scale.element_size())),
+        scale_row_bytes(groups * size_of(p.scale)),
         row_bytes(p.K / format_of(p.code).codes_a_byte),
-        global_scale(w.global_scale == nullptr ? 1.0f : *static_cast<const float*>(w.global_scale->const_data_ptr())) {}
+        global_scale(w.global_scale == nullptr ? 1.0f : *w.global_scale) {}
 
   bool is_lut4() const { return table != nullptr; }
 

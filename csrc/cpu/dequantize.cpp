@@ -33,12 +33,12 @@ Tensor dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const
   if (p.subtracts_zero_point || !knows(Key::CPU, p.code)) return generic::dequantized(p, of);
   const Element type = element(p.output);
   if (is_by_groups(p.code))
-    return dequantize_panels(p, weight, Int4Weight(p, of), [&](const auto& panel, int64_t i, float* floats, char* out) {
+    return dequantize_panels(p, weight, Int4Weight(p, data_of(of)), [&](const auto& panel, int64_t i, float* floats, char* out) {
       if (type != Element::fp16) return kernels().dequantize_int4(panel.int4(i), 0, p.K, type, out);
       kernels().dequantize_int4(panel.int4(i), 0, p.K, Element::fp32, floats);
       kernels().from_float(type, floats, out, p.K);
     });
-  const BlockwiseWeight blocks(p, of);
+  const BlockwiseWeight blocks(p, data_of(of));
   return dequantize_panels(p, weight, blocks, [&](const auto& panel, int64_t i, float* floats, char* out) {
     kernels().dequantize_blockwise(panel.rows(0), i, 0, p.K, floats);
     kernels().scale_row(type, floats, blocks.global_scale, nullptr, nullptr, out, p.K);

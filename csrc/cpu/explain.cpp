@@ -31,9 +31,11 @@ Plan plan_of(const std::string& op) {
   return found == plans.end() ? nullptr : found->second;
 }
 
-// The kernel that a call gets by an instruction set. A table that is not in a CPU's memory counts as one of bfloat16's numbers.
+// The kernel that a call gets by an instruction set, or an expert of it that has the rows of an equal share. A table that is not
+// in a CPU's memory counts as one of bfloat16's numbers.
 std::string planned_kernel(Plan plan, const Call& call, Isa isa) {
   LinearProblem p = call.problem;
+  if (p.experts > 0) p.M = ceil_div(p.M, p.experts);
   if (call.op == "scaled_linear") p.input = p.quantized;
   const Tensor* const table = call.named("table");
   const bool readable = table != nullptr && table->is_cpu();
@@ -42,9 +44,7 @@ std::string planned_kernel(Plan plan, const Call& call, Isa isa) {
 
 std::string plan_text(const std::string& device, const Call& call) {
   const Plan plan = plan_of(call.op);
-  if (plan == nullptr || call.problem.experts > 0)
-    throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + call.op +
-                             (plan == nullptr ? "" : " with experts"));
+  if (plan == nullptr) throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + call.op);
   return planned_kernel(plan, call,
                         *std::find_if(std::begin(kIsas), std::end(kIsas), [&](Isa i) { return device == name_of(i); }));
 }
@@ -76,13 +76,14 @@ std::string kernels_of(const std::string& instruction_set) {
 Explanation explain(const Call& call) {
   const LinearProblem& p = call.problem;
   const Plan plan = plan_of(call.op);
-  if ((plan != nullptr && p.experts > 0) || (plan != plan_weight_only && p.subtracts_zero_point)) return generic_explanation();
+  if (plan != plan_weight_only && p.subtracts_zero_point) return generic_explanation();
   const std::string kernel = plan != nullptr           ? planned_kernel(plan, call, isa())
                              : call.op == "quantize"   ? "quantize_row"
                              : call.op != "dequantize" ? call.op
                              : is_by_groups(p.code)    ? "dequantize_int4"
                                                        : "dequantize_blockwise";
-  return Explanation{"cpu", kernel}.with("instruction_set", name_of(isa()));
+  Explanation e = Explanation{"cpu", kernel}.with("instruction_set", name_of(isa()));
+  return plan == nullptr || p.experts == 0 ? e : e.with("rows_an_expert", ceil_div(p.M, p.experts));
 }
 
 AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_cpu_kernels", AOEXT_BOX(&kernels_of)); }

@@ -22,6 +22,12 @@
 
 namespace aoext::cpu {
 
+// Panels [begin, end) of a weight's output channels.
+struct Panels {
+  int64_t begin, end;
+};
+inline Panels all_panels(int64_t N) { return {0, ceil_div(N, kPanel)}; }
+
 // Elements [begin, begin + n) of `count` rows of w, from row i of a panel on: what becomes a packed block.
 struct BlockOfPanel {
   int64_t i, count, begin, n;
@@ -158,11 +164,11 @@ class ThreadOfGemm {
   ScalesAhead scales_{};
 };
 
-// Calls store(m, first, count, sums, row_scales) with the sums of channels [first, first + count) of row m, from several threads.
-// All rows of x are those that `gemm` accepts.
+// Calls store(m, first, count, sums, row_scales) with the sums of channels [first, first + count) of row m, from several threads,
+// for these panels of N channels. All rows of x are those that `gemm` accepts.
 template <class Sum, class Gemm, class Weight, class ParallelFor, class Store>
-void gemm_of_accepted(const Gemm& gemm, const InputRows& input, int64_t N, const Weight& weight, const ParallelFor& parallel_for,
-                      const Store& store) {
+void gemm_of_accepted(const Gemm& gemm, const InputRows& input, int64_t N, const Panels& panels, const Weight& weight,
+                      const ParallelFor& parallel_for, const Store& store) {
   const int64_t K = input.K;
   int64_t group_size = 0;  // whose sums are needed in any case
   if constexpr (std::is_same_v<Gemm, GemmInt4Codes>) group_size = weight.group_size;
@@ -171,8 +177,8 @@ void gemm_of_accepted(const Gemm& gemm, const InputRows& input, int64_t N, const
     const int64_t M = std::min(x.MC(), input.M - row);
     x.pack(row, M, group_size, parallel_for);
     const PanelOrder order(gemm.shape, M, K, sizeof(Sum));
-    parallel_for(ceil_div(N, kPanel), grain(kPanel, K), [&](int64_t begin, int64_t end) {
-      ThreadOfGemm<Sum, Gemm, Weight> thread(gemm, x, M, order, weight, N, K, begin, end);
+    parallel_for(panels.end - panels.begin, grain(kPanel, K), [&](int64_t begin, int64_t end) {
+      ThreadOfGemm<Sum, Gemm, Weight> thread(gemm, x, M, order, weight, N, K, panels.begin + begin, panels.begin + end);
       thread.multiply([&](int64_t m, int64_t first, int64_t count, const Sum* sums, const float* row_scales) {
         store(row + m, first, count, sums, row_scales);
       });
@@ -197,8 +203,8 @@ const auto& gemm_of_floats() {
 
 // The same of all rows of x: runs of those that `gemm` does not accept, which are rare, go by float32.
 template <class Sum, class Gemm, class Weight, class ParallelFor, class Store>
-void gemm_product(const Gemm& gemm, const InputRows& input, int64_t N, const Weight& weight, const ParallelFor& parallel_for,
-                  const Store& store) {
+void gemm_product(const Gemm& gemm, const InputRows& input, int64_t N, const Panels& panels, const Weight& weight,
+                  const ParallelFor& parallel_for, const Store& store) {
   const auto accepts = [&](int64_t m) { return gemm.shape.accepts(input.element, input.row(m), input.K); };
   for (int64_t first = 0, end = 0; first < input.M; first = end) {
     const bool accepted = accepts(first);
@@ -208,9 +214,9 @@ void gemm_product(const Gemm& gemm, const InputRows& input, int64_t N, const Wei
       store(first + m, channel, count, sums, row_scales);
     };
     if (accepted)
-      gemm_of_accepted<Sum>(gemm, run, N, weight, parallel_for, store_run);
+      gemm_of_accepted<Sum>(gemm, run, N, panels, weight, parallel_for, store_run);
     else if constexpr (std::is_same_v<Sum, float>)
-      gemm_of_accepted<Sum>(gemm_of_floats<Weight>(), run, N, weight, parallel_for, store_run);
+      gemm_of_accepted<Sum>(gemm_of_floats<Weight>(), run, N, panels, weight, parallel_for, store_run);
   }
 }
 

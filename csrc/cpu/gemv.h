@@ -11,10 +11,11 @@ namespace aoext::cpu {
 template <class Weight, class Multiply>
 void each_panel(const Product& product, const Weight& weight, const Multiply& multiply) {
   const LinearProblem& p = product.p;
-  kParallelFor(ceil_div(p.N, kPanel), grain(kPanel, p.K), [&](int64_t begin, int64_t end) {
+  const Panels& panels = product.panels;
+  kParallelFor(panels.end - panels.begin, grain(kPanel, p.K), [&](int64_t begin, int64_t end) {
     typename Weight::Panel panel(weight);
     std::vector<float> sums(product.M() * kPanel);
-    for (int64_t t = begin; t < end; ++t) {
+    for (int64_t t = panels.begin + begin; t < panels.begin + end; ++t) {
       const int64_t first = t * kPanel, count = std::min<int64_t>(kPanel, p.N - first);
       multiply(panel, first, count, reinterpret_cast<float (*)[kPanel]>(sums.data()));
       for (int64_t m = 0; m < product.M(); ++m) product.store(m, first, count, &sums[m * kPanel], panel.row_scales());

@@ -25,7 +25,7 @@ inline std::vector<float> chosen_rows(const std::vector<float>& rows, int64_t K,
 // The same of a product, for kernels that take floats.
 inline Product product_of_floats(const Product& product, const std::vector<float>& rows, const std::vector<int64_t>& order) {
   const int64_t M = static_cast<int64_t>(order.size());
-  return {product.p, {rows.data(), Element::fp32, sizeof(float), M, product.x.K}, product.output, order};
+  return {product.p, {rows.data(), Element::fp32, sizeof(float), M, product.x.K}, product.output, product.panels, order};
 }
 
 // Rows of x, packed for GemvInt4.

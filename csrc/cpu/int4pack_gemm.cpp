@@ -19,7 +19,7 @@ void int4pack_gemm(int64_t M, const void* x, const Int4PackWeight& weight, void*
   with_kernel(plan_int4pack(Choice(p)), [&](const auto& kernel) {
     using Kernel = std::decay_t<decltype(kernel)>;
     if constexpr (std::is_same_v<Kernel, GemmInt4> || std::is_same_v<Kernel, GemmInt4Codes>)
-      gemm_product<float>(kernel, rows, N, weight, parallel_for, store);
+      gemm_product<float>(kernel, rows, N, all_panels(N), weight, parallel_for, store);
   });
 }
 

@@ -13,7 +13,7 @@ Tensor int8_mm(const Tensor& input, const Tensor& weight) {
   if (p.M == 0 || p.N == 0) return y;
   int32_t* const out = static_cast<int32_t*>(y.mutable_data_ptr());
   const Tensor x = aten::contiguous(input);
-  int8_product(p, plan_int8(Choice(p)), input_rows(p, x), RowwiseWeight(p, weight, {}),
+  int8_product(p, plan_int8(Choice(p)), input_rows(p, data_of(&x)), all_panels(p.N), RowwiseWeight(p, data_of(&weight), {}),
                [&](int64_t m, int64_t first, int64_t count, const int32_t* sums, const float*) {
                  std::copy(sums, sums + count, out + m * p.N + first);
                });

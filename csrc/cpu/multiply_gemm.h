@@ -7,11 +7,13 @@
 
 namespace aoext::cpu {
 
-// A product to be multiplied: `output` takes the sums of x's rows, which are those of `order`, or all.
+// A product to be multiplied by these panels of the weight: `output` takes the sums of x's rows, which are those of `order`, or
+// all.
 struct Product {
   const LinearProblem& p;
   InputRows x;
   const Output& output;
+  Panels panels;
   std::vector<int64_t> order = {};
 
   int64_t M() const { return x.M; }
@@ -22,7 +24,7 @@ struct Product {
 
 template <class Gemm, class Weight>
 void multiply_gemm(const Gemm& gemm, const Product& product, const Weight& weight) {
-  gemm_product<float>(gemm, product.x, product.p.N, weight, kParallelFor,
+  gemm_product<float>(gemm, product.x, product.p.N, product.panels, weight, kParallelFor,
                       [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
                         product.store(m, first, count, sums, row_scales);
                       });

@@ -23,21 +23,21 @@ struct Output {
   std::vector<float> bias;          // empty: none
   const SubtractedZeroPoints* zero_points;
 
-  // `x` and `weight` are the operands, which stay as long as this.
+  // `x` and `weight` are the operands, which stay as long as this. Scales of x meet the sums where x has none of blocks.
   template <class Weight>
-  Output(const LinearProblem& p, const Tensor& y, const InputRows& x, const Weight& weight, const Tensor* input_scale,
-         const Tensor* bias_, const SubtractedZeroPoints* zero_points_ = nullptr)
-      : data(static_cast<char*>(y.mutable_data_ptr())),
+  Output(const LinearProblem& p, const Data& d, const InputRows& x, const Weight& weight,
+         const SubtractedZeroPoints* zero_points_ = nullptr)
+      : data(d.y),
         element(aoext::element(p.output)),
-        element_size(static_cast<int64_t>(y.element_size())),
+        element_size(size_of(p.output)),
         N(p.N),
+        bias(floats(aoext::element(p.bias), d.bias, p.N)),
         zero_points(zero_points_),
         x_(x),
         x_block_(p.input_group_size),
         weight_(&weight),
         values_([](const void* w, int64_t n, double* out) { row_values(*static_cast<const Weight*>(w), n, out); }) {
-    if (input_scale != nullptr) input_scales = floats(aten::contiguous(*input_scale));
-    if (bias_ != nullptr) bias = floats(aten::contiguous(*bias_));
+    if (d.input_scale != nullptr && x.scales == nullptr) input_scales.assign(d.input_scale, d.input_scale + p.M);
   }
 
   // Channels [first, first + count) of row m.
@@ -96,9 +96,6 @@ struct Output {
   void (*const values_)(const void* weight, int64_t n, double* out);  // of row n
 };
 
-// All rows of a tensor that is contiguous.
-inline InputRows input_rows(const LinearProblem& p, const Tensor& x) {
-  return {x.const_data_ptr(), element(p.input), static_cast<int64_t>(x.element_size()), p.M, p.K};
-}
+inline InputRows input_rows(const LinearProblem& p, const void* x) { return {x, element(p.input), size_of(p.input), p.M, p.K}; }
 
 }  // namespace aoext::cpu

@@ -5,7 +5,7 @@
 
 namespace aoext::cpu {
 
-// The product of an input that is quantised to 8 bits; null for experts and for zero points that are subtracted.
+// The product of an input that is quantised to 8 bits; null for zero points that are subtracted.
 OptionalTensor scaled_mm(const LinearProblem& p, const Operands& of);
 
 }  // namespace aoext::cpu

@@ -9,16 +9,15 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/problem.h"
-#include "cpu/isa.h"
-#include "cpu/packed_x.h"
+#include "cpu/data.h"
+#include "cpu/gemm.h"
 #include "cpu/parallel.h"
 
 namespace aoext::cpu {
 
 class SubtractedZeroPoints {
  public:
-  SubtractedZeroPoints(const LinearProblem& p, const InputRows& x, const Tensor& scale, const Tensor& zero_point)
+  SubtractedZeroPoints(const LinearProblem& p, const InputRows& x, const WeightData& w, const Panels& panels)
       : group_size_(p.group_size),
         groups_(ceil_div(p.K, p.group_size)),
         sums_(p.M * groups_ * kFloatBytes),
@@ -26,8 +25,8 @@ class SubtractedZeroPoints {
     kParallelFor(p.M, grain(1, p.K), [&](int64_t begin, int64_t end) {
       for (int64_t m = begin; m < end; ++m) sum(p, x, m);
     });
-    kParallelFor(ceil_div(p.N, kPanel), grain(kPanel, groups_), [&](int64_t begin, int64_t end) {
-      for (int64_t panel = begin; panel < end; ++panel) multiply(p, scale, zero_point, panel);
+    kParallelFor(panels.end - panels.begin, grain(kPanel, groups_), [&](int64_t begin, int64_t end) {
+      for (int64_t panel = panels.begin + begin; panel < panels.begin + end; ++panel) multiply(p, w, panel);
     });
   }
 
@@ -59,12 +58,12 @@ class SubtractedZeroPoints {
     kernels().group_sums(x.element, last, rest, rest, sums(m) + whole, 1);
   }
 
-  void multiply(const LinearProblem& p, const Tensor& scale, const Tensor& zero_point, int64_t panel) {
+  void multiply(const LinearProblem& p, const WeightData& w, int64_t panel) {
     const void *scales[kPanel], *zero_points[kPanel];
     for (int64_t i = 0; i < kPanel; ++i) {
       const int64_t at = std::min(panel * kPanel + i, p.N - 1) / p.block_n * groups_;
-      scales[i] = static_cast<const char*>(scale.const_data_ptr()) + at * static_cast<int64_t>(scale.element_size());
-      zero_points[i] = static_cast<const char*>(zero_point.const_data_ptr()) + at;
+      scales[i] = w.scale + at * size_of(p.scale);
+      zero_points[i] = w.zero_point + at;
     }
     kernels().zero_point_terms(element(p.scale), scales, zero_points, groups_, terms(panel * kPanel));
   }

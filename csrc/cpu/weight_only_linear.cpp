@@ -1,20 +1,23 @@
 // Weight-only products: few input rows meet the codes themselves; for more, codes become rows in cache that are then multiplied.
+#include "cpu/experts.h"
 #include "cpu/explain.h"
 #include "cpu/linear.h"
-#include "generic/products.h"
 #include "generic/register.h"
 
 namespace aoext::cpu {
 namespace {
 
-// Experts go one after the other, each through this operator again.
+Kernel weight_only_kernel(const LinearProblem& p, const WeightData& w) { return plan_weight_only(Choice(p, isa(), w.table)); }
+
+void multiply_weight_only(const LinearProblem& p, Kernel kernel, const Data& d, const Panels& panels) {
+  if (is_by_groups(p.code)) return linear(p, kernel, d, panels, Int4Weight(p, d.weight));
+  const BlockwiseWeight blocks(p, d.weight);
+  if (blocks.is_lut4() || p.group_size < p.K) return linear(p, kernel, d, panels, blocks);
+  linear(p, kernel, d, panels, RowwiseWeight(p, d.weight.values, blocks.row_scales()));
+}
+
 OptionalTensor weight_only_linear(const LinearProblem& p, const Operands& of) {
-  if (p.experts > 0) return std::nullopt;
-  if (is_by_groups(p.code)) return linear(p, plan_weight_only(Choice(p)), of, Int4Weight(p, of.weight));
-  const BlockwiseWeight blocks(p, of.weight);
-  const Kernel kernel = plan_weight_only(Choice(p, isa(), blocks.table));
-  if (blocks.is_lut4() || p.group_size < p.K) return linear(p, kernel, of, blocks);
-  return linear(p, kernel, of, RowwiseWeight(p, of.weight.values, blocks.row_scales()));
+  return product("ao::weight_only_linear", p, of, {weight_only_kernel, multiply_weight_only});
 }
 
 }  // namespace

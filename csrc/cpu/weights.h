@@ -12,17 +12,16 @@
 #include <memory>
 #include <vector>
 
-#include "common/formats.h"
-#include "common/operands.h"
+#include "cpu/data.h"
 #include "cpu/gemm.h"
 #include "cpu/isa.h"
 
 namespace aoext::cpu {
 
-// A contiguous tensor's elements as float32.
-inline std::vector<float> floats(const Tensor& t) {
-  std::vector<float> out(t.numel());
-  kernels().to_float(element(t.scalar_type()), t.const_data_ptr(), out.data(), t.numel());
+// n elements as float32; none of null.
+inline std::vector<float> floats(Element type, const char* data, int64_t n) {
+  std::vector<float> out(data == nullptr ? 0 : n);
+  if (data != nullptr) kernels().to_float(type, data, out.data(), n);
   return out;
 }
 
@@ -37,11 +36,11 @@ struct Int4Weight {
   int64_t N, K, group_size, row_bytes;
   void (*widen)(const uint8_t* packed, int64_t bytes, uint8_t* nibbles);  // null of nibbles
 
-  Int4Weight(const LinearProblem& p, const aoext::Weight& w)
+  Int4Weight(const LinearProblem& p, const WeightData& w)
       : format(format_of(p.code)),
-        packed(static_cast<const uint8_t*>(w.values.const_data_ptr())),
-        scale(static_cast<const char*>(w.scale.const_data_ptr())),
-        zero_point(static_cast<const char*>(w.zero_point->const_data_ptr())),
+        packed(reinterpret_cast<const uint8_t*>(w.values)),
+        scale(w.scale),
+        zero_point(w.zero_point),
         scale_dtype(p.scale),
         N(p.N),
         K(p.K),
@@ -168,11 +167,8 @@ struct RowwiseWeight {
   std::vector<float> scales;  // empty where nobody asks for them
   int64_t K;
 
-  RowwiseWeight(const LinearProblem& p, const Tensor& weight, std::vector<float> scales_)
-      : values(static_cast<const char*>(weight.const_data_ptr())),
-        value_element(element(p.code)),
-        scales(std::move(scales_)),
-        K(p.K) {}
+  RowwiseWeight(const LinearProblem& p, const char* values_, std::vector<float> scales_)
+      : values(values_), value_element(element(p.code)), scales(std::move(scales_)), K(p.K) {}
 
   class Panel {
    public:

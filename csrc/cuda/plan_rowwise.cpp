@@ -29,7 +29,7 @@ int64_t decode_rows(const RowwiseLinear& p, const BetweenFit& fit) {
 
 // Whether saving a launch is worth that every block of rowwise_decode quantises its k-split of x.
 bool quantizes_itself(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Device& device) {
-  // Of experts each tile of rows has so many blocks, which quantise its rows alone.
+  // Each tile of experts' rows has so many blocks, which quantise its rows alone.
   const double tiles = p.experts == 0 ? 1 : expected_row_tiles(p.M, p.experts, kExpertTile);
   const double blocks = std::ceil(static_cast<double>(c.blocks * c.cluster) * tiles / device.multiprocessors);
   const double rows = std::ceil(static_cast<double>(p.M) / tiles);

@@ -7,11 +7,9 @@
 #include "generic/products.h"
 
 namespace aoext::generic {
-namespace {
 
-// For each expert where its rows end.
 std::vector<int64_t> ends_of(const char* op, const Tensor& offsets, int64_t rows) {
-  const Tensor on_host = aten::contiguous(aten::on_cpu(offsets));
+  const Tensor on_host = offsets.is_cpu() ? offsets : aten::contiguous(aten::on_cpu(offsets));
   const auto* const first = static_cast<const int32_t*>(on_host.const_data_ptr());
   std::vector<int64_t> ends(first, first + on_host.numel());
   int64_t last = 0;
@@ -23,8 +21,6 @@ std::vector<int64_t> ends_of(const char* op, const Tensor& offsets, int64_t rows
   }
   return ends;
 }
-
-}  // namespace
 
 Tensor by_expert(const char* op, const LinearProblem& p, const Operands& of) {
   const Tensor y = aten::empty({p.M, p.N}, p.output, of.input);

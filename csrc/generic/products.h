@@ -24,6 +24,9 @@ Tensor scaled_product(const LinearProblem& p, const Operands& operands);
 // the offsets. `op` is the operator whose arguments these are.
 Tensor by_expert(const char* op, const LinearProblem& p, const Operands& operands);
 
+// For each expert where its rows end, which the host waits for. RuntimeError where they are no ends.
+std::vector<int64_t> ends_of(const char* op, const Tensor& offsets, int64_t rows);
+
 // The arguments of the block sizes that a problem has come from.
 inline Integers weight_block(const LinearProblem& p) { return {p.block_n, p.group_size}; }
 inline Integers input_block(const LinearProblem& p) { return {1, p.input_group_size}; }

@@ -58,17 +58,21 @@ def cost_of(kernel: Kernel, geometry: Geometry, *, shortest: bool = False) -> Co
     around = [(a, b) for a, b in code.loops if a <= begin and end <= b and (a, b) != (begin, end)]
     outer = code.way(*max(around)) if around else longest
     last = max((b for _, b in around), default=end)
-    # After the main loop the sub-groups' sums are added up: the innermost loops there run once a row of y and
-    # tile of columns, whatever the number of sub-groups is (split_k.h: more of them add more, each for fewer
-    # elements).
-    sums = [code.way(a, b).clocks for a, b in code.innermost if a > last]
+    # After the main loop the sub-groups' sums are added up: the loops within others there run once a row of y
+    # and tile of columns, whatever the number of sub-groups is (split_k.h: more of them add more, each for
+    # fewer elements).
+    nested = [(a, b) for a, b in code.innermost if any(x < a and b < y for x, y in code.loops)]
+    sums = [code.way(a, b).clocks for a, b in nested if a > last]
     runs = geometry.rows * geometry.columns - len(sums)
     added = max(runs, 0) * max(sums, default=0)
+    # The shortest way to the main loop finds no expert (experts.h).
+    first = min((a for a, _ in around), default=begin)
+    experts = code.way(0, first).clocks - code.way(0, first, shortest=True).clocks
     return Cost(
         geometry,
         loop.clocks,
         outer.clocks - longest.clocks,
-        code.way().clocks - outer.clocks + added,
+        code.way().clocks - outer.clocks - experts + added,
         loop.dpas_rows,
         loop.cache_lines,
         len(loop),
@@ -155,7 +159,7 @@ BLOCKS = {"blocks_tile.dpas_lut4_bf16": 1 / 32, "blocks_tile.dpas_int8_bf16": 2 
 def _is_predicted(image: Image, kernel: str) -> bool:
     if image.source == "blocks_tile":
         return image.name in BLOCKS and kernel.endswith("_g32")
-    return "_bf16_" in kernel and not kernel.endswith("_g32")
+    return image.name.endswith("_bf16") and not kernel.endswith("_g32")
 
 
 def predict_all(report: Report) -> list[Prediction]:
@@ -186,9 +190,7 @@ def _costs(report: Report, image: Image, device: str) -> dict[int, tuple[str, Co
             continue
         geometry = read_geometry(image.family, kernel, kernel.code.way(*loop))
         if geometry:
-            shown = (
-                name.replace("blocks_tile", image.name.replace("dpas_", "")) if image.name in BLOCKS else name
-            )
+            shown = name.replace(image.source, image.name.replace("dpas_", ""))
             found[geometry.rows] = shown, cost_of(kernel, geometry, shortest=image.family.endswith("_lut4"))
     return found
 

@@ -27,11 +27,11 @@ struct BlockScales {
 
   template <class Output>
   BlockScales(const void* scale, Element type, const Output& out, int64_t N, int block_n, int K, int group_size)
-      : type(type), group_of(group_size) {
+      : data(scale), type(type), group_of(group_size) {
     const int64_t groups = (static_cast<unsigned>(K) + group_size - 1u) / static_cast<unsigned>(group_size);
     // Columns are less than 2^31, and a division of 64 bits is a long one.
     const auto block = [&](int64_t column) { return static_cast<unsigned>(column) / static_cast<unsigned>(block_n); };
-    data = out.own(scale, (block(N - 1) + 1) * groups, type);
+    if (out.expert > 0) out.move(data, (block(N - 1) + 1) * groups, type);
 #pragma unroll
     for (int c = 0; c < C; ++c) rows[c] = block(out.columns[c]) * groups;
   }
@@ -96,15 +96,17 @@ inline void blocks_tile(void* y, const void* x, const void* weight, const Expert
   using Format = Blocks<Codes, R, B, C>;
   const auto out = output_tile<R, B, C>(M, N, experts);
   if (out.expert == kNobody) return store_zeros(out, N, y, output_type);
+  if (out.expert > 0) {
+    out.move(weight, N * K, AOEXT_WEIGHT);
+    out.move(bias, N, bias_type);
+  }
   const Format format{Codes(table), BlockScales<C, kUnit>(scale, scale_type, out, N, block_n, K, group_size),
                       RowScales<R, B>(input_scale, out, K, input_group_size)};
-  const void* const w = out.own(weight, N * K, AOEXT_WEIGHT);
-  const void* const own_bias = out.own(bias, N, bias_type);
   float factor = format.codes.factor();
   if (global_scale != nullptr) factor *= *global_scale;
-  group_tile<Format, R, B, C, kScaleK, kTileK>(format, out, x, w, N, K, [&](int64_t m, int64_t n, float value) {
+  group_tile<Format, R, B, C, kScaleK, kTileK>(format, out, x, weight, N, K, [&](int64_t m, int64_t n, float value) {
     value *= factor;
-    if (own_bias != nullptr) value += load_float(own_bias, n, bias_type);
+    if (bias != nullptr) value += load_float(bias, n, bias_type);
     store_float(y, m * N + n, output_type, value);
   });
 }

@@ -24,11 +24,11 @@ struct TileRows {
   int64_t first_row, end_row;
   int expert;
 
-  // An expert's part of an operand that has so many elements for each. Null stays null.
+  // Moves an operand that has so many elements for each expert to this one's. Null stays null.
   template <class T>
-  const T* own(const T* all, int64_t elements, Element type) const {
-    if (all == nullptr) return nullptr;
-    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(all) + expert * elements * bits_of(type) / 8);
+  void move(const T*& operand, int64_t elements, Element type) const {
+    if (operand == nullptr) return;
+    operand = reinterpret_cast<const T*>(reinterpret_cast<const char*>(operand) + expert * elements * bits_of(type) / 8);
   }
 };
 

@@ -62,12 +62,16 @@ inline void int4_tile(void* y, const void* x, const void* weight, const Experts&
   const auto out = output_tile<R, B, C>(M, N, experts);
   if (out.expert == kNobody) return store_zeros(out, N, y, output_type);
   const GroupOf<kStep> group_of(group_size);
-  const int64_t scales = group_of(K) * N;
-  const Format format{out.own(scale, scales, scale_type), out.own(zero_point, scales, scale_type), N, scale_type, group_of};
-  const void* const w = out.own(weight, N * K, Element::int4);
-  const void* const own_bias = out.own(bias, N, bias_type);
-  group_tile<Format, R, B, C, kScaleK, kTileK>(format, out, x, w, N, K, [&](int64_t m, int64_t n, float value) {
-    if (own_bias != nullptr) value += load_float(own_bias, n, bias_type);
+  if (out.expert > 0) {
+    const int64_t scales = group_of(K) * N;
+    out.move(weight, N * K, Element::int4);
+    out.move(scale, scales, scale_type);
+    out.move(zero_point, scales, scale_type);
+    out.move(bias, N, bias_type);
+  }
+  const Format format{scale, zero_point, N, scale_type, group_of};
+  group_tile<Format, R, B, C, kScaleK, kTileK>(format, out, x, weight, N, K, [&](int64_t m, int64_t n, float value) {
+    if (bias != nullptr) value += load_float(bias, n, bias_type);
     store_float(y, m * N + n, output_type, value);
   });
 }

@@ -93,10 +93,10 @@ inline Product of_expert(const Product& p, const Blocks& blocks, const TileRows&
     scales = zero_points = groups_of(p.K, p.group_size) * p.N, zero_type = p.scale_type;
   }
   Product own = p;
-  own.weight = rows.own(p.weight, p.N * p.K, p.weight_type);
-  own.scale = rows.own(p.scale, scales, p.scale_type);
-  own.zero_point = rows.own(p.zero_point, zero_points, zero_type);
-  own.bias = rows.own(p.bias, p.N, p.bias_type);
+  rows.move(own.weight, p.N * p.K, p.weight_type);
+  rows.move(own.scale, scales, p.scale_type);
+  rows.move(own.zero_point, zero_points, zero_type);
+  rows.move(own.bias, p.N, p.bias_type);
   return own;
 }
 

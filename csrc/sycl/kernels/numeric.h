@@ -23,7 +23,7 @@ inline float fp16_to_float(uint16_t bits) { return static_cast<float>(sycl::bit_
 
 inline uint16_t float_to_fp16(float value) { return sycl::bit_cast<uint16_t>(static_cast<sycl::half>(value)); }
 
-// Of an element in memory.
+// The width of an element in memory.
 constexpr int bits_of(Element type) {
   switch (type) {
     case Element::fp32:

@@ -52,9 +52,11 @@ inline void rowwise_tile(const void* x, const void* weight, const Experts& exper
   using Format = EightBit<kX, kW>;
   const auto tile = output_tile<R, B, C>(M, N, experts);
   if (tile.expert == kNobody) return store_zeros(tile, N, scaling.y, scaling.output_type);
-  weight = tile.own(weight, N * K, kW);
-  scaling.column_scale = tile.own(scaling.column_scale, N, scaling.scale_type);
-  scaling.bias = tile.own(scaling.bias, N, scaling.bias_type);
+  if (tile.expert > 0) {
+    tile.move(weight, N * K, kW);
+    tile.move(scaling.column_scale, N, scaling.scale_type);
+    tile.move(scaling.bias, N, scaling.bias_type);
+  }
   const auto accumulate = [&](auto& acc, const auto& out, int k) {
     const char* w[C];
 #pragma unroll

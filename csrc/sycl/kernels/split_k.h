@@ -40,7 +40,7 @@ inline OutputTile<R, B, C> output_tile(int64_t M, int64_t N, const Experts& expe
   return tile;
 }
 
-// Of rows that belong to nobody; of no rows, nothing.
+// For rows that belong to nobody; none where there are no rows.
 template <int R, int B, int C>
 inline void store_zeros(const OutputTile<R, B, C>& tile, int64_t N, void* y, Element type) {
   const auto item = this_item();

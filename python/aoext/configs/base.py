@@ -45,7 +45,7 @@ class QuantizationConfig(ABC):
             kind = type(weight).__name__ if is_dense(weight) else describe(weight)
             return f"its weight must be a dense tensor, not {kind}"
         if weight.dim() not in (2, 3):
-            return f"its weight must be [N, K], or [E, N, K] of experts, not {list(weight.shape)}"
+            return f"its weight must be [N, K], not {list(weight.shape)}"
         if weight.dtype not in FLOAT_DTYPES:
             return f"its weight must be {one_of(FLOAT_DTYPES)}, not {dtype_name(weight.dtype)}"
         if weight.numel() == 0:

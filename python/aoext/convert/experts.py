@@ -24,7 +24,7 @@ class Experts:
 
     def __init__(self, source: Checkpoint, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
-        # Of each weight the keys, in the order of experts, and which pattern of a converter each fits.
+        # By weights: their keys, in the order of experts, and which pattern of a converter each fits.
         self.parts: dict[str, dict[str, str | None]] = {}
         if modules:
             self._find(source.model, source.places)

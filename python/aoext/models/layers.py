@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from aoext.formats.checks import is_dense
 from aoext.models.experts import are_transposed, expert_weights, run_by_aoext
@@ -147,7 +148,11 @@ def why_never_quantized(layer: nn.Module) -> str | None:
         )
     if getattr(layer, "max_norm", None) is not None:
         return "its max_norm changes its weight at every call"
-    return None
+    weight = layer._parameters.get("weight")
+    if weight is None or is_lazy(weight) or not is_dense(weight):
+        return None
+    is_stack = weight.dim() == 3 and isinstance(layer, tuple(CLASSES))
+    return f"its weight must be [N, K], not {list(weight.shape)}" if is_stack else None
 
 
 def set_weight(layer: nn.Module, weight: nn.Parameter, name: str = "weight") -> None:

@@ -96,6 +96,7 @@ def experts(dense: Subject, w: Stored) -> Subject:
             products, magnitudes = dense.expected(
                 p, tuple(part[own] for part in x), of_expert(t, expert), ALL, ALL
             )
+            assert magnitudes is not None
             result[own], terms[own], begin = products, magnitudes, end
         return result[rows][:, columns], terms[rows][:, columns]
 

@@ -260,16 +260,20 @@ def _check_shared_scales(self: QuantizedTensor, ours: dict[str, Tensor], theirs:
     """A part shares with the rest what is FIXED, and one along K the scales of whole rows."""
     if not self.qdata.is_meta and self.qdata.untyped_storage().nbytes() > self.qdata.nbytes:
         for name, tensor in ours.items():
-            if not self.fields[name].follows_experts and not torch.equal(tensor, theirs[name].to(tensor)):
-                raise ValueError(
-                    f"{type(self).__name__}: copy_ into a part of a weight cannot change its {name}, which "
-                    "serves all of it; the source's must be equal"
-                )
+            if not self.fields[name].follows_experts:
+                what = f"a part of a weight cannot change its {name}, which serves all of it"
+                _check_equal(type(self).__name__, tensor, theirs[name], what)
     if not is_spanned(self, K) or self.qdata.stride(-2) <= self.qdata.shape[-1]:
         return
     for name, tensor in ours.items():
-        if self.fields[name].per_block and not torch.equal(tensor, theirs[name].to(tensor)):
-            raise ValueError(
-                f"{type(self).__name__}: copy_ into a slice along K cannot change its {name}, "
-                "which serves whole rows; the source's must be equal"
-            )
+        if self.fields[name].per_block:
+            what = f"a slice along K cannot change its {name}, which serves whole rows"
+            _check_equal(type(self).__name__, tensor, theirs[name], what)
+
+
+def _check_equal(who: str, tensor: Tensor, source: Tensor, what: str) -> None:
+    message = f"{who}: copy_ into {what}; the source's must be equal"
+    if torch.compiler.is_compiling():
+        torch._assert_async((tensor == source.to(tensor)).all(), message)
+    elif not torch.equal(tensor, source.to(tensor)):
+        raise ValueError(message)

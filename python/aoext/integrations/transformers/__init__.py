@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from aoext.integrations.transformers import hooks
 from aoext.integrations.transformers.config import METHOD, AoextConfig
-from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt, candidates, has_quantised
-from aoext.integrations.transformers.weights import renaming
+from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt
+from aoext.integrations.transformers.weights import candidates, has_quantised, renaming
 
 __all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "candidates", "has_quantised", "renaming"]
 

@@ -26,10 +26,12 @@ from aoext.integrations.transformers.weights import (
     Operation,
     Quantize,
     Read,
+    candidates,
+    has_quantised,
     renaming,
+    run_experts,
 )
 from aoext.models.choice import refusal_of_own_forward
-from aoext.models.experts import IMPLEMENTATION
 from aoext.models.layers import (
     as_rows,
     as_weight,
@@ -103,12 +105,9 @@ class AoextQuantizer(HfQuantizer):
 
     def _obstacle(self, module: nn.Module, leaf: str, config: QuantizationConfig) -> str | None:
         """Why a module's parameter cannot be quantised so; None if it can."""
-        weight = module._parameters[leaf]
-        if weight is None:
-            return "it has no weight"
         return (
             why_never_quantized(module)
-            or config.obstacle(as_rows(module, weight))
+            or config.obstacle(as_rows(module, getattr(module, leaf)))
             or refusal_of_own_forward(module, config)
         )
 
@@ -273,7 +272,7 @@ class AoextQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         give_classes(model)
-        _run_experts(model)
+        run_experts(model)
         _let_cast(model)
         # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
         model._weight_conversions = [
@@ -325,17 +324,6 @@ def _is_left_alone(pattern: str, name: str) -> bool:
     return not should_convert_module(name, [pattern])
 
 
-def has_quantised(file: str) -> bool:
-    """Whether a file of a checkpoint has weights that aoext has quantised."""
-    return str(file).endswith(".safetensors") and serialization.has_quantised(file)
-
-
-def candidates(model: Any, name: str) -> tuple[str, ...]:
-    """A name, with and without the prefix that a model with a head gives to its base model."""
-    prefix = f"{model.base_model_prefix}."
-    return name, prefix + name, name.removeprefix(prefix)
-
-
 def adopt(model: nn.Module) -> None:
     """Have save_pretrained know models, or parts of `model`, whose weights were quantised in place."""
     from transformers.modeling_utils import PreTrainedModel
@@ -351,17 +339,8 @@ def adopt(model: nn.Module) -> None:
             part.hf_quantizer = AoextQuantizer(kept, pre_quantized=True)
             part.config.quantization_config = kept
             part.quantization_method, part.is_quantized = METHOD, True
-            _run_experts(part)
+            run_experts(part)
             _let_cast(part)
-
-
-def _run_experts(model: Any) -> None:
-    """Has a model keep to aoext's function of experts where it has quantised ones, in all of its configs.
-
-    generate would have another one for decoding wherever it finds transformers' default.
-    """
-    if any(p.dim() == 3 for module in model.modules() for _, p in quantized_weights(module)):
-        model.config._experts_implementation = IMPLEMENTATION
 
 
 def _let_cast(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""How a quantised weight comes of the tensors of a checkpoint, while transformers loads a model."""
+"""How a quantised weight comes of the tensors of a checkpoint while transformers loads a model, and names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from aoext import serialization
 from aoext.formats.dtypes import FLOAT_DTYPES
-from aoext.models.layers import as_rows, as_weight
+from aoext.models.experts import IMPLEMENTATION
+from aoext.models.layers import as_rows, as_weight, quantized_weights
 from aoext.tensors import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -31,6 +32,26 @@ def renaming(model: Any) -> Callable[[str], str]:
     conversions = get_model_conversion_mapping(model)
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
     return lambda name: rename_source_key(name, renamings, [])[0]
+
+
+def candidates(model: Any, name: str) -> tuple[str, ...]:
+    """A name, with and without the prefix that a model with a head gives to its base model."""
+    prefix = f"{model.base_model_prefix}."
+    return name, prefix + name, name.removeprefix(prefix)
+
+
+def has_quantised(file: str) -> bool:
+    """Whether a file of a checkpoint has weights that aoext has quantised."""
+    return str(file).endswith(".safetensors") and serialization.has_quantised(file)
+
+
+def run_experts(model: Any) -> None:
+    """Has a model keep to aoext's function of experts where it has quantised ones, in all of its configs.
+
+    generate would have another one for decoding wherever it finds transformers' default.
+    """
+    if any(p.dim() == 3 for module in model.modules() for _, p in quantized_weights(module)):
+        model.config._experts_implementation = IMPLEMENTATION
 
 
 class Operation(ConversionOps):
@@ -88,7 +109,8 @@ class Quantize(Operation):
         config = self.hf_quantizer.config_for(model, name)
         assert config is not None
         try:
-            module, _ = get_module_from_name(model, name)
+            module, leaf = get_module_from_name(model, name)
+            plain = plain.to(getattr(module, leaf).dtype)  # which a model may set for itself
             return as_weight(module, config.quantize(as_rows(module, plain)))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
