@@ -14,6 +14,10 @@ inline int64_t most_row_tiles(int64_t rows, int64_t experts, int block_m) {
   return std::min(rows, rows / block_m + std::min(rows, experts + 1));
 }
 
+// Times as long as the model for one weight says tiles of 8-bit weights take that are those of experts, beside finding them: on
+// an H200 138 µs for 114, 61 for 48, 15 for 9.5.
+constexpr double kTilesOfExperts = 1.2;
+
 // Experts with rows, where each row has an expert by chance.
 inline double experts_hit(int64_t rows, int64_t experts) {
   const auto E = static_cast<double>(experts);
