@@ -2,6 +2,7 @@
 
 #include "cuda/choose_once.h"
 #include "cuda/fits.h"
+#include "cuda/kernels/experts.h"
 
 namespace aoext::cuda {
 namespace {
@@ -29,7 +30,7 @@ BlocksKernels choose_for_experts(const BlockLinear& raw, const Device& device) {
   else if (few && (many || blocks_decode_is_exact(raw)) && Decode::takes(raw))
     consider(Decode::choose(raw, device), 0);
   if (many && device.features.cover(Wgmma::kNeeds) && Wgmma::takes(raw))
-    consider(Wgmma::choose(raw, device), fits_of(device).between.finding_experts);
+    consider(longer(Wgmma::choose(raw, device), kTilesOfExperts), fits_of(device).between.finding_experts);
   else if (many && Mma::takes(raw))
     consider(Mma::choose(raw, device), 0);
   return best;

@@ -74,8 +74,8 @@ RowwiseKernels choose_for_experts(const RowwiseLinear& raw, const Device& device
   if (raw.M <= kMostExpertRows && Decode::takes(raw)) consider(Decode::choose(raw, device), 0);
   const bool wgmma = device.features.wgmma, engine = wgmma && is_exact(raw) && Wgmma::takes(raw);
   const bool widens = wgmma && WeightOnly::takes(raw);
-  if (engine) consider(Wgmma::choose(raw, device), finding);
-  if (widens) consider(WeightOnly::choose(raw, device), finding);
+  if (engine) consider(Wgmma::choose(raw, device), 0);
+  if (widens) consider(longer(WeightOnly::choose(raw, device), kTilesOfExperts), finding);
   if (!engine && !widens && Mma::takes(raw)) consider(Mma::choose(raw, device), 0);
   return best;
 }
