@@ -1,8 +1,8 @@
 # libaoext_int4pack_shim.a: weight_int4pack_mm for tensors that are not torch's (docs/int4pack_shim.md), as headers and a static
 # library without torch. It is a library of its own because torch exports the same symbols for its own tensors.
 #
-# What computes is compiled once and goes into both libraries, so that they give the same bits: aoext_int4pack_parts here,
-# and what devices add to AOEXT_INT4PACK_OBJECTS.
+# What computes is compiled of the same sources by the same options for both libraries, and tests hold them to the same bits:
+# aoext_int4pack_parts here, and what devices add to AOEXT_INT4PACK_OBJECTS.
 add_library(aoext_int4pack_shim STATIC csrc/int4pack_shim/check.cpp csrc/int4pack_shim/cpu.cpp ${AOEXT_INT4PACK_OBJECTS})
 target_link_libraries(aoext_int4pack_shim PRIVATE aoext_options)
 target_include_directories(aoext_int4pack_shim PRIVATE csrc)

@@ -96,13 +96,15 @@ def test_accelerate_moves_quantised_weights(model, way, device, generator, tmp_p
             assert same(tensor.to("cpu"), weights.state_dict()[name])
 
 
-def test_the_snippet_of_the_document_runs(tmp_path, monkeypatch, capsys):
+def test_the_snippets_of_the_document_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
     document = (Path(__file__).parent.parent / "docs" / "weights.md").read_text(encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
-    exec(compile(snippet, "weights.md", "exec"), {})
-    assert "torch.Size([4, 256])" in capsys.readouterr().out
+    for snippet in re.findall(r"```python\n(.*?)```", document, re.DOTALL):
+        exec(compile(snippet, "weights.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "torch.Size([2, 512, 256])" in printed
+    assert "torch.Size([4, 256])" in printed
 
 
 def _config_of(model):

@@ -125,6 +125,28 @@ def test_bench_counts_bytes_and_operations(bench: tuple[str, dict[str, Any], Pat
     assert point["of_gemm_ceiling"] == pytest.approx(rate / ceilings["gemm_gflop_per_s"])
 
 
+def test_bench_times_products_by_expert(quick_ceilings: None, tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    sizes = ("--experts", 6, "--top-k", 2, "--shape", "96x128", "--group-size", 64, "--m", "1,5")
+    fast = ("--quick", "--seconds", 0.002, "--pool-mb", 2, "--json", file, "--plot", tmp_path / "b.png")
+    assert "F.grouped_mm in bfloat16" in succeed("bench", *sizes, *fast)
+    points = json.loads(file.read_text())["results"]
+    assert {point["format"] for point in points} == {"int4 experts", "int8 experts"}
+    for point in points:
+        tokens = point["M"] // 2
+        assert tokens in (1, 5)
+        assert {"aoext", "linear"} <= set(point["seconds"])
+        assert point["errors"]["aoext"] <= 5e-3
+        assert point["flop"] == 2 * point["M"] * 96 * 128
+        codes, scales = (96 * 64, 2 * 2 * 2 * 96) if "int4" in point["format"] else (96 * 128, 4 * 96)
+        of_one = codes + scales + 4  # with where the rows of the expert end
+        assert point["bytes_from_memory"] % of_one == 0
+        assert 2 <= point["bytes_from_memory"] // of_one <= min(6, point["M"])
+    result = invoke("bench", "--experts", 2, "--top-k", 3)
+    assert result.exit_code == 2
+    assert "--top-k must be at most --experts, 2, got 3" in result.output
+
+
 def test_bench_holds_results_against_the_floor(bench: tuple[str, dict[str, Any], Path]) -> None:
     _, content, _ = bench
     assert content["settings"]["statistic"] == "fastest"

@@ -106,6 +106,15 @@ def test_schemes_hold_the_bytes_that_they_should(eager: tuple[str, dict[str, Any
         assert 0 <= elements - (size["bf16"] - size[name]) <= 8 * rows
 
 
+def test_a_model_of_experts_is_measured(program: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    schemes = [part for name in ("bf16", "int4") for part in ("--scheme", name)]
+    arguments = (*TINY, "--size", "experts-tiny", "--no-compile", *schemes, *FAST)
+    _, content = run(program("whole_model"), tmp_path, *arguments)
+    assert_sound(content)
+    bf16, int4 = (result["weight_bytes"] for result in content["results"])
+    assert int4 < 0.32 * bf16  # nearly all of it are experts
+
+
 def test_compiled_steps_are_measured(program: Callable[[str], ModuleType], tmp_path: Path) -> None:
     schemes = [part for name in ("bf16", "int8wo") for part in ("--scheme", name)]
     output, content = run(program("whole_model"), tmp_path, *TINY, "--batch", "2", *schemes, *FAST)

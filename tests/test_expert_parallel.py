@@ -1,4 +1,4 @@
-"""Expert and tensor parallel plans of transformers: two ranks that share the experts of a quantised model."""
+"""Two ranks that share quantised experts: DTensors, fully_shard, and transformers' plans."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import aoext
 from aoext.tensors import QuantizedTensor
+from formats import FORMATS, bits, same
 from models import assert_same_state
 from ranks import Ranks
 
@@ -64,6 +66,45 @@ def _check(mesh, folder, plan):
         model.save_pretrained(folder / f"{plan} from {source}")
         if mesh.get_rank() == 0:
             assert_same_state(whole, load(folder / f"{plan} from {source}"))
+
+
+def _shards(mesh, seed, format):
+    """By experts and along both dimensions of a matrix; flattened, and put together."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    generator = torch.Generator().manual_seed(seed)
+    weight = FORMATS[format](torch.randn(4, 32, 64, generator=generator))
+    for dim in range(3):
+        shared = distribute_tensor(weight, mesh, [Shard(dim)])
+        own = weight.chunk(SIZE, dim)[mesh.get_rank()]
+        assert same(shared.to_local(), own)
+        assert torch.equal(shared.full_tensor().dequantize(), weight.dequantize())
+        for name, field in aoext.flatten_state_dict({"w": shared}).items():
+            name = name.removeprefix("w.")
+            assert field.shape == getattr(weight, name).shape, (dim, name)
+            assert torch.equal(bits(field.to_local()), bits(getattr(own, name))), (dim, name)
+
+
+def _fully_sharded(mesh, seed, format):
+    from torch.distributed.fsdp import fully_shard
+
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Module()
+    layer.weight = nn.Parameter(
+        FORMATS[format](torch.randn(4, 32, 64, generator=generator)), requires_grad=False
+    )
+    layer.forward = lambda x: torch.bmm(x, layer.weight.mT)
+    x = torch.randn(4, 3, 64, generator=generator)
+    expected = layer(x)
+    fully_shard(layer, mesh=mesh)
+    assert len(layer.weight.to_local()) == 2
+    assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("format", ["int4", "int8_dynamic", "block_float8_dynamic", "mxfp4"])
+@pytest.mark.parametrize("check", [_shards, _fully_sharded])
+def test_weights_of_experts_are_shared(check, format, ranks, generator):
+    ranks(check, generator.initial_seed() % 2**31, format)
 
 
 @pytest.mark.parametrize("plan", PLANS)

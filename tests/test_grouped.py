@@ -69,6 +69,33 @@ def test_experts_without_rows_and_rows_without_expert(operator, offsets, device,
     assert result[offsets[-1] :].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("problem", [Problem(40, 257, 256, 64), Problem(600, 100, 128, 32, FP32)], ids=str)
+@pytest.mark.parametrize("operator", GROUPED)
+def test_cpus_give_the_bits_of_a_loop_of_dense_products(operator, problem, threads, generator):
+    """Whatever the part of the experts' panels that a thread has."""
+    call = GROUPED_CALLS[operator](problem, generator)
+    given = {**call.named(), **call.kwargs}
+    own = op(operator)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        result = own(**given)
+        ends = given.pop("offsets").tolist()
+        for expert, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
+            dense = {
+                name: value[begin:end]
+                if name in ("input", "input_scale")
+                else value[expert]
+                if isinstance(value, torch.Tensor) and name not in ("table", "global_scale")
+                else value
+                for name, value in given.items()
+            }
+            assert torch.equal(result[begin:end], own(**dense))
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("operator", GROUPED)
 def test_no_rows_and_no_columns(operator, device, kernel_of, generator):
     for M, N in ((0, 40), (3, 0)):

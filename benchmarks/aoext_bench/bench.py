@@ -36,17 +36,25 @@ ON_CPU, ON_CUDA = DEFAULTS["cpu"], DEFAULTS["cuda"]
 
 DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
 OPERATORS = list(dict.fromkeys(subject.operator for subject in SUBJECTS))
-FORMATS = list(dict.fromkeys(subject.format for subject in SUBJECTS))
+FORMATS = list(dict.fromkeys(subject.format for subject in SUBJECTS if not subject.by_expert))
 
 
-def _choose(operators: tuple[str, ...], formats: tuple[str, ...]) -> list[Subject]:
-    """The subjects of these names; without names, the typical ones of each operator that has some."""
+def _choose(operators: tuple[str, ...], formats: tuple[str, ...], by_expert: bool) -> list[Subject]:
+    """The subjects of these names; without names, the typical ones of each operator that has some.
+
+    by_expert: those with a weight for each expert, of int4 and int8 where nothing is said.
+    """
+    if by_expert:
+        of, formats = operators or ("weight_only_linear",), formats or ("int4", "int8")
+        found = [s for s in SUBJECTS if s.by_expert and s.operator in of]
+        return [s for s in found if s.format.removesuffix(" experts") in formats]
     typical = {s.operator for s in SUBJECTS if s.typical}
     names = operators or [name for name in OPERATORS if name in typical]
     chosen = [
         s
         for s in SUBJECTS
-        if s.operator in names
+        if not s.by_expert
+        and s.operator in names
         and (s.format in formats if formats else s.typical or s.operator not in typical)
     ]
     if not chosen:
@@ -168,6 +176,13 @@ def _listed(values: Iterable[object]) -> str:
     help="Give a bias to the scaled operators, which take one or none. Default: on cpu.",
 )
 @click.option(
+    "--experts",
+    type=click.IntRange(min=1),
+    help="Time products by expert, of so many, beside F.grouped_mm: of --operator (weight_only_linear) in "
+    "--format (int4, int8). M counts tokens then, and tables show the rows, --top-k of each.",
+)
+@click.option("--top-k", type=click.IntRange(min=1), default=1, help="Experts of a token. Default: 1.")
+@click.option(
     "--plan",
     "plans",
     multiple=True,
@@ -199,6 +214,8 @@ def bench(
     check: bool,
     generic: bool | None,
     bias: bool | None,
+    experts: int | None,
+    top_k: int,
     plans: tuple[str, ...],
     linear: tuple[str, ...],
     quick: bool,
@@ -222,7 +239,9 @@ def bench(
     Where other work takes the cores, the output says so and "busy" in the JSON is true: no figure is valid
     then, and none is compared. The exit code is 0 all the same.
     """
-    subjects = _choose(operators, formats)
+    if experts and top_k > experts:
+        raise click.UsageError(f"--top-k must be at most --experts, {experts}, got {top_k}")
+    subjects = _choose(operators, formats, bool(experts))
     own = defaults(device)
     shapes = shapes or (QUICK if quick else tuple(own.shapes))
     group_sizes = group_sizes or tuple(own.group_sizes[:1] if quick else own.group_sizes)
@@ -244,6 +263,8 @@ def bench(
             generic=own.generic if generic is None else generic,
             bias=own.bias if bias is None else bias,
             plans=plans,
+            experts=experts or 0,
+            top_k=top_k,
             linear=tuple(DTYPES[name] for name in linear),
         )
         limit = minutes or own.minutes

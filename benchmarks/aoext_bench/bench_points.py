@@ -34,6 +34,8 @@ class Settings:
     generic: bool = True  # whether the generic twin is a candidate
     bias: bool = False  # whether operators that take one or none get one
     plans: Sequence[str] = ()  # to force, each a candidate of its own: "kernel field=value …"
+    experts: int = 0  # of products by expert, where a row of the M is a token that chooses
+    top_k: int = 1  # of them
     linear: Sequence[torch.dtype] = ()  # F.linear's, of which the fastest counts; dtype where there is none
 
 
@@ -108,7 +110,7 @@ class Point:
 
 def rows_of(subject: Subject, settings: Settings) -> Sequence[int]:
     """The M to measure for a subject; any single one where M does not matter."""
-    return settings.rows if "M" in subject.result else settings.rows[:1]
+    return settings.rows if {"M", "T"} & set(subject.result) else settings.rows[:1]
 
 
 def shapes_of(subject: Subject, settings: Settings) -> Sequence[Shape]:
@@ -122,13 +124,21 @@ def problems(subject: Subject, settings: Settings) -> list[list[Problem]]:
     """The problems to measure for a subject, those with the same weight together."""
     group_sizes = settings.group_sizes if subject.grouped else settings.group_sizes[:1]
     return [
-        [
-            Problem(M, shape.N, shape.K, group_size, settings.dtype, None, bias=settings.bias)
-            for M in rows_of(subject, settings)
-        ]
+        [_problem(subject, settings, M, shape, group_size) for M in rows_of(subject, settings)]
         for group_size in group_sizes
         for shape in shapes_of(subject, settings)
     ]
+
+
+def _problem(subject: Subject, settings: Settings, M: int, shape: Shape, group_size: int) -> Problem:
+    """Experts have no bias, as torch's grouped product has none; each token chooses others at random."""
+    sizes = shape.N, shape.K, group_size, settings.dtype, None
+    if not subject.by_expert:
+        return Problem(M, *sizes, bias=settings.bias)
+    g = torch.Generator().manual_seed(settings.seed + M)
+    chosen = torch.rand(M, settings.experts, generator=g).topk(settings.top_k).indices
+    ends = chosen.flatten().bincount(minlength=settings.experts).cumsum(0).tolist()
+    return Problem(M * settings.top_k, *sizes, bias=False, experts=settings.experts, offsets=tuple(ends))
 
 
 def sections(points: Iterable[Point]) -> list[list[Point]]:

@@ -4,7 +4,7 @@ For each subject, group size, shape, M and number of CPU threads, up to four can
 problem in turns:
 
     aoext     the operator, with the kernel that this device would choose
-    linear    F.linear in high precision, with a weight [N, K] of the input's dtype
+    linear    F.linear in high precision, with a weight [N, K] of the input's dtype; F.grouped_mm by expert
     generic   aoext's own generic kernel, made of ATen operators
     torch     torch's quantised operator for the same weights, where it has one (tinygemm for int4 on CUDA),
               or what stands for it (peers.py)
@@ -149,8 +149,8 @@ class _WeightBench:
     def points(self, same: Sequence[Problem]) -> Iterator[Point]:
         """Measure problems that share the weight."""
         for p in same:
-            if self.subject.result == ("M", "K"):
-                self.filled.clear()  # what rotates is the input, another one for each M
+            if self.subject.result == ("M", "K") or self.subject.by_expert:
+                self.filled.clear()  # what rotates is the input, or has the offsets: another for each M
             for threads in self.settings.threads:
                 with cpu_threads(threads):
                     point = self.point(p)
@@ -188,7 +188,8 @@ class _WeightBench:
             point.missing["generic"] = "not asked for"
         if subject.is_linear:
             dtypes = self.settings.linear or (p.dtype,)
-            ways |= {f"{LINEAR}{dtype_name(dtype)}": self.linear(p, dtype) for dtype in dtypes}
+            twin = self.grouped if subject.by_expert else self.linear
+            ways |= {f"{LINEAR}{dtype_name(dtype)}": twin(p, dtype) for dtype in dtypes}
         try:
             ways["torch"] = self.peer(p, inputs, own)
             ways["torch"].back_to_back().prepare()()  # what it refuses, it refuses here
@@ -245,10 +246,13 @@ class _WeightBench:
         result = subject.call(getattr(torch.ops.ao, subject.operator), p, inputs, rotated)
         results = result if isinstance(result, tuple) else (result,)
         peer, flop = self.known_peer(), 2 * p.M * p.N * p.K
+        weights = sum(tensor.nbytes for tensor in rotated)
+        if p.offsets is not None:  # those of experts that have rows
+            weights = weights * len({0, *p.offsets} - {0}) // p.experts
         return Point(
             operator=subject.operator,
             format=subject.format,
-            M=p.M if "M" in subject.result else None,
+            M=p.M if {"M", "T"} & set(subject.result) else None,
             N=p.N if subject.depends_on_rows_of_the_weight else None,
             K=p.K,
             group_size=p.group_size if subject.grouped else None,
@@ -257,8 +261,8 @@ class _WeightBench:
             plan=str(aoext.explain(subject.operator, *arguments, **options)),
             peer=peer.name if peer else None,
             peer_is_floor=bool(peer and peer.is_floor),
-            bytes=sum(tensor.nbytes for tensor in (*inputs, *rotated, *results)),
-            bytes_from_memory=sum(tensor.nbytes for tensor in rotated),
+            bytes=sum(tensor.nbytes for tensor in (*inputs, *results)) + weights,
+            bytes_from_memory=weights,
             flop=flop if subject.is_linear else 0,
             floor_flop=flop if subject.multiplies_in_high_precision else 0,
             floor_flop8=flop if subject.multiplies_in_8_bit else 0,
@@ -279,6 +283,18 @@ class _WeightBench:
         x = randn(self.generator, p.M, p.K, dtype=dtype).to(self.settings.device.device)
         pool = self.pool(f"{LINEAR}{dtype_name(dtype)}", weights)
         return Way(lambda x, w: torch.nn.functional.linear(*x, *w), (x,), pool)
+
+    def grouped(self, p: Problem, dtype: torch.dtype) -> Way:
+        """torch's grouped product in high precision, of weights [E, N, K] as transformers keeps them."""
+        assert p.offsets is not None
+        device = self.settings.device.device
+        x = randn(self.generator, p.M, p.K, dtype=dtype).to(device)
+        ends = torch.tensor(p.offsets, dtype=torch.int32, device=device)
+        pool = self.pool(
+            f"{LINEAR}{dtype_name(dtype)}",
+            lambda: (randn(self.generator, p.experts, p.N, p.K, dtype=dtype),),
+        )
+        return Way(lambda x, w: torch.nn.functional.grouped_mm(x[0], w[0].mT, offs=ends), (x,), pool)
 
     def known_peer(self) -> Peer | None:
         peers = PEERS.get(self.settings.device.device.type, {})

@@ -57,7 +57,8 @@ def table(
     dtype, kind = dtype_name(settings.dtype), points[0].kind
     linear = " or ".join(map(dtype_name, settings.linear)) or dtype
     title = f"{kind}{_with(kind.threads, settings.threads)}"
-    title += f"; F.linear in {linear}" if subject.is_linear else f"; {dtype}"
+    twin = "F.grouped_mm" if subject.by_expert else "F.linear"
+    title += f"; {twin} in {linear}" if subject.is_linear else f"; {dtype}"
     behind = any(point.behind for point in points)
     result = grid(f"{title}; µs behind a kernel of PyTorch's" if behind else title)
     others = {name: label for name, label in OTHERS.items() if settings.generic or name != "generic"}

@@ -37,7 +37,7 @@ inline WeightData data_of(const Weight& w) {
   return {data_of(&w.values), data_of(&w.scale), data_of(w.zero_point), data_of<float>(w.table), data_of<float>(w.global_scale)};
 }
 
-// Of the product `p` of one expert, whose rows of the input begin at `row`.
+// What the product `p` of one expert reads, whose rows of the input begin at `row`.
 inline Data of_expert(const LinearProblem& p, const Data& all, int64_t expert, int64_t row) {
   const auto at = [](const auto* data, int64_t elements) { return data == nullptr ? nullptr : data + elements; };
   const int64_t groups = ceil_div(p.K, p.group_size), scales = ceil_div(p.N, p.block_n) * groups;

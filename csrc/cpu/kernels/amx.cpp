@@ -21,7 +21,7 @@ const Kernels& kernels_amx() {
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs, kIntoSecondCache>;
     all.gemv_limbs2_packed = &kGemvLimbs2Packed;
     all.gemv_limb = &kGemvLimbs<kOneInt8Limb, kIntoSecondCache>;
-    return all;
+    return of_library(all);
   }();
   return table;
 }

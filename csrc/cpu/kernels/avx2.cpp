@@ -12,7 +12,7 @@ const Kernels& kernels_avx2() {
     Kernels all = table_of_all(&kGemmI8<2 * kKC>);
     all.gemv_lut4_f32 = &kGemvLut4Avx2;
     all.gemv_i8 = &kGemvI8;
-    return with_products_of_bytes(all);
+    return of_library(with_products_of_bytes(all));
   }();
   return table;
 }

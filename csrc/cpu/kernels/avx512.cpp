@@ -42,7 +42,7 @@ const Kernels& kernels_avx512() {
     all.gemm_segments_bf16 = &segments::kGemmSegmentsBf16;
     all.gemv_limb = &kGemvLimbs<kOneInt8Limb, kIntoFirstCache>;
     all.gemv_limb_staged = &kGemvLimbsStaged<kOneInt8Limb>;
-    return all;
+    return of_library(all);
   }();
   return table;
 }
@@ -54,7 +54,7 @@ const Kernels& kernels_avx512_beside_amx() {
     all.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
     all.gemm_segments_i8 = &segments::kGemmSegmentsI8;
     all.gemm_segments_bf16 = &segments::kGemmSegmentsBf16;
-    return all;
+    return of_library(all);
   }();
   return table;
 }

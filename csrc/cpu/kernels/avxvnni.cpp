@@ -8,7 +8,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_avxvnni() {
-  static const Kernels table = with_products_of_bytes(kernels_avx2());
+  static const Kernels table = of_library(with_products_of_bytes(kernels_avx2()));
   return table;
 }
 

@@ -22,7 +22,7 @@ const Kernels& kernels_dotprod() {
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs>;
     all.gemv_e2m1_limbs2 = &kGemvLimbs<kTwoInt8Limbs, DoubledE2m1>;
     all.gemv_e2m1_limbs3 = &kGemvLimbs<kThreeInt8Limbs, DoubledE2m1>;
-    return all;
+    return of_library(all);
   }();
   return table;
 }

@@ -32,7 +32,7 @@ const Kernels& kernels_i8mm() {
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs>;
     all.gemv_e2m1_limbs2 = &kGemvLimbs<kTwoInt8Limbs, DoubledE2m1>;
     all.gemv_e2m1_limbs3 = &kGemvLimbs<kThreeInt8Limbs, DoubledE2m1>;
-    return all;
+    return of_library(all);
   }();
   return table;
 }

@@ -344,6 +344,26 @@ struct Kernels {
 #include "cpu/kernels/kernels.inc"
 };
 
+// What a library's table has of them: all, or in that of csrc/int4pack_shim/ those of weight_int4pack_mm. What no table names the
+// compiler leaves out.
+constexpr Kernels of_library(const Kernels& all) {
+#ifdef AOEXT_INT4PACK_ALONE
+  Kernels few{};
+  few.to_float = all.to_float;
+  few.has_wide_zero_points = all.has_wide_zero_points;
+  few.split_zero_points = all.split_zero_points;
+  few.shift_zero_points = all.shift_zero_points;
+  few.group_sums = all.group_sums;
+  few.scale_row = all.scale_row;
+  few.gemm_int4_codes = all.gemm_int4_codes;
+  few.gemm_int4_bf16 = all.gemm_int4_bf16;
+  few.gemm_int4_f32 = all.gemm_int4_f32;
+  return few;
+#else
+  return all;
+#endif
+}
+
 const Kernels& kernels_amx();
 const Kernels& kernels_avx512();
 const Kernels& kernels_avx512_beside_amx();  // those that AMX does no better; gemm_i8 is null

@@ -10,7 +10,7 @@ const Kernels& kernels_neon() {
   static constexpr Kernels table = [] {
     Kernels all = with_products_of_bytes(table_of_all(nullptr));
     all.gemv_lut4_f32 = &kGemvLut4Neon;
-    return all;
+    return of_library(all);
   }();
   return table;
 }

@@ -9,7 +9,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_portable() {
-  static constexpr Kernels table = table_of_all(&kGemmI8<kKC>);
+  static constexpr Kernels table = of_library(table_of_all(&kGemmI8<kKC>));
   return table;
 }
 

@@ -14,7 +14,7 @@
 
 namespace aoext::cuda {
 
-// The output of arrange_scales, for the product. Of experts all of it but the table is there for each, one behind the other.
+// The output of arrange_scales, for the product. Experts have all of it but the table each, one behind the other.
 struct Arranged {
   void* scales;             // [K / granule, stride] of x's type
   float *largest, *factor;  // [N]; `largest` is null where scales are not relative to it; the factor multiplies sums

@@ -19,7 +19,7 @@ struct BlockLinear : RowwiseLinear {
   const float* global_scale;  // one for all of w, or null
   int64_t block_n, block_k;
   Element block_scale_type;
-  // Of int8, one for each scale, which is subtracted from its codes; or null. blocks_any alone knows it.
+  // One for each scale of int8, which is subtracted from its codes; or null. blocks_any alone knows it.
   const int8_t* zero;
 };
 

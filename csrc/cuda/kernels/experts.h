@@ -38,7 +38,7 @@ auto choose_of_tiles(double tiles, int64_t most, const Device& device, Choose&& 
     const double at_once = static_cast<double>(sms) / share;
     Device own = device;
     own.multiprocessors = share;
-    own.bandwidth = device.bandwidth / at_once;
+    own.bandwidth = device.bandwidth / std::clamp(std::ceil(tiles), 1.0, at_once);
     auto choice = choose(own);
     const bool all = static_cast<double>(most) <= at_once;
     choice.microseconds *= all ? 1.0 : tiles / at_once + 0.5;

@@ -56,7 +56,7 @@ namespace aoext::cuda::rowwise_decode {
 
 constexpr int kRowBytes = 128;  // of a k-tile and output channel
 constexpr int kTileN = 16;      // output channels of a tile
-// Of experts: rows of x of a tile; the depth of its kernels; and threads, of 144 registers, since they hold where an expert's
+// For experts: rows of x of a tile; the depth of its kernels; and threads, of 144 registers, since they hold where an expert's
 // lie.
 constexpr int kExpertRows = 8, kExpertDepth = 4, kExpertThreads = 448;
 

@@ -117,7 +117,7 @@ Choice<RowwiseDecodeConfig> choose_cut_of_tile(const Linear& p, const Device& de
   return best;
 }
 
-// Of experts each tile of rows has its share of the GPU.
+// Each tile of experts' rows has its share of the GPU.
 template <class Linear>
 Choice<RowwiseDecodeConfig> choose_cut(const Linear& p, const Device& device, int most_cluster) {
   if (p.experts == 0) return choose_cut_of_tile(p, device, most_cluster);

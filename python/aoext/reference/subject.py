@@ -115,8 +115,12 @@ class Subject:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it multiplies with a weight, so that F.linear is its twin in high precision."""
-        return self.result == ("M", "N")
+        """Whether it multiplies with a weight: F.linear or F.grouped_mm is its twin in high precision."""
+        return self.by_expert or self.result == ("M", "N")
+
+    @property
+    def by_expert(self) -> bool:
+        return self.result == ("T", "N")
 
     @property
     def depends_on_rows_of_the_weight(self) -> bool:

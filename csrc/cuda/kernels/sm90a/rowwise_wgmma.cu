@@ -12,7 +12,7 @@
 namespace aoext::cuda {
 namespace {
 
-// Of a multiprocessor, less what one block costs.
+// What a multiprocessor has, less what one block costs.
 template <class Scheduler>
 constexpr int kSharedMemory = (227 << 10) - int(sizeof(WorkOf<Scheduler>));
 

@@ -25,7 +25,7 @@ RowwiseParams<Scheduler> rowwise_params(const RowwiseLinear& p, const WgmmaConfi
   return a;
 }
 
-// Of 128 k by so many rows.
+// Tiles of 128 k by so many rows.
 template <class Problem>
 TensorMap lines_of_x(const Problem& p, int rows) {
   return {CU_TENSOR_MAP_DATA_TYPE_UINT8, p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K}, {kLine, rows}};

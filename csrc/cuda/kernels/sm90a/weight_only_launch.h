@@ -15,7 +15,7 @@
 
 namespace aoext::cuda::wgmma {
 
-// Of a multiprocessor, less what one block costs.
+// What a multiprocessor has, less what one block costs.
 template <class Scheduler>
 constexpr int kSharedMemory = (227 << 10) - int(sizeof(WorkOf<Scheduler>));
 
@@ -172,7 +172,7 @@ bool fits(Tiles shapes, const Problem& p, int stage, int most_cluster, const Wgm
 
 constexpr int kBlockMs[] = {32, 64, 96, 128, 192, 256};
 
-// Of experts. All tiles are whole, in turns (tile_scheduler.h).
+// For experts. All tiles are whole, in turns (tile_scheduler.h).
 
 template <class Problem>
 int64_t most_tiles(const Problem& p, int block_n, int block_m) {
@@ -216,7 +216,7 @@ bool takes_experts(const Problem& p) {
   return p.experts <= kMostExperts && most_tiles(p, /*block_n=*/64, /*block_m=*/32) < int64_t{1} << 31;
 }
 
-// Of one weight.
+// For one weight.
 constexpr int64_t kMostTurns = 2;  // of whole tiles, beside which stream-K is worth it
 
 // Microseconds that stream-K takes. `stage`: those of a k-tile; `tile`: those of a tile beside its k-tiles; `size`: a tile's

@@ -12,7 +12,7 @@ constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/192, /*block_m=*/64, 96, 
                             wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 96, 128, 192, 256>,
                             wgmma::TilesOf</*block_n=*/64, /*block_m=*/32, 64, 128>>
     kShapes;
-// Of experts, whose tiles are never shared.
+// For experts, whose tiles are never shared.
 constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 96, 128, 256>,
                             wgmma::TilesOf</*block_n=*/64, /*block_m=*/32>>
     kExpertShapes;

@@ -109,7 +109,8 @@ class Quantize(Operation):
         config = self.hf_quantizer.config_for(model, name)
         assert config is not None
         try:
-            module, _ = get_module_from_name(model, name)
+            module, leaf = get_module_from_name(model, name)
+            plain = plain.to(getattr(module, leaf).dtype)  # which a model may set for itself
             return as_weight(module, config.quantize(as_rows(module, plain)))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
