@@ -81,7 +81,8 @@ inline uint32_t nibble(const char* row, int k) {
   return k % 2 == 0 ? byte : byte >> 4;
 }
 
-// The product of one expert's rows by its weight.
+// The product of one expert's rows by its weight. The first expert's operands are moved, too: a branch around it makes Arc A770
+// spill.
 template <bool kBlocks>
 inline Product of_expert(const Product& p, const Blocks& blocks, const TileRows& rows) {
   const bool packed = p.weight_type == Element::int4 || p.weight_type == Element::lut4;
