@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import checkpoint_packers as pack
 from aoext.checkpoints import WRITERS, Model, reader_for, settings_in
+from aoext.checkpoints.checks import refusals
 from aoext.checkpoints.compressed_tensors_groups import Targets
 from aoext.checkpoints.expressions import Expression
 from test_checkpoints import GPTQ, GROUP, NF4, NF4_STATE, K, N, exactly, weights
@@ -302,7 +303,7 @@ def test_values_in_a_gpus_tiles_are_refused(number, name):
     forms = {f"a.{key}": tensor.to("meta") for key, tensor in tensors.items()}
     forms["a.weight_format"] = tensors["weight_format"]
     assert "weight_format" in reader.telling
-    assert len(reader.refusals(forms, torch.float16)) == 1
+    assert len(refusals(reader, forms, torch.float16)) == 1
 
 
 # Whatever a config says

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import checkpoint_packers as pack
 from aoext import reference
 from aoext.checkpoints import reader_for
+from aoext.checkpoints.checks import refusals
 from aoext.packing import unpack_int4
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from checkpoint_packers import Stored
@@ -733,4 +734,4 @@ def test_a_weight_of_8_bits_with_nothing_beside_it_is_refused():
         "a.weight": torch.empty(N, K, dtype=torch.float8_e4m3fn, device="meta"),
         "b.weight": torch.empty(N, K, dtype=torch.bfloat16, device="meta"),
     }
-    assert reader_for(FP8).refusals(forms, torch.bfloat16) == ["a: the checkpoint lacks a.weight_scale_inv"]
+    assert refusals(reader_for(FP8), forms, torch.bfloat16) == ["a: the checkpoint lacks a.weight_scale_inv"]

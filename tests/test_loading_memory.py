@@ -13,11 +13,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import aoext
 from aoext.models.summary import model_bytes
 
 transformers = pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 
@@ -49,6 +52,10 @@ ways = {
     "load again": lambda folder: load(folder / "ours"),
     "load_model": on_meta,
     "convert": lambda folder: convert_checkpoint(folder / "plain", folder / "converted", config.scheme),
+    "keep experts": lambda folder: load(folder / "experts", quantization_config=aoext.AoextConfig.keep()),
+    "quantise experts": lambda folder: convert_checkpoint(
+        folder / "plain", folder / "quantised", config.scheme
+    ),
 }
 ways[way](folder / "small")  # imports, and makes what is made once
 before = peak = allocated()
@@ -85,6 +92,48 @@ def save(folder: Path, hidden: int, inner: int, layers: int) -> None:
     (folder / "bytes").write_text(str(model_bytes(model)))
 
 
+def save_experts(folder: Path, size: int, experts: int, layers: int) -> None:
+    """A mixture of experts, [size, size] each, in float8, and one plain; the bytes of the first."""
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=size,
+        moe_intermediate_size=size,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_experts=experts,
+        num_experts_per_tok=2,
+        vocab_size=512,
+        dtype="bfloat16",
+    )
+    model = transformers.Qwen3MoeForCausalLM._from_config(config)
+    model.config.architectures = ["Qwen3MoeForCausalLM"]
+    model.save_pretrained(folder / "plain", max_shard_size="30MB")
+    (folder / "experts").mkdir()
+    model.config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model.config.save_pretrained(folder / "experts")
+    state = {}
+    for file in (folder / "plain").glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            state[name] = tensor
+            if "experts" in name:
+                state[name] = tensor.to(torch.float8_e4m3fn)
+                state[f"{name}_scale_inv"] = torch.ones(size // 128, size // 128)
+    save_file(state, folder / "experts" / "model.safetensors")
+    (folder / "bytes").write_text(str(sum(tensor.nbytes for tensor in state.values())))
+
+
+EXPERT, EXPERTS = 512, 32
+WEIGHT = 2 * EXPERTS * 2 * EXPERT * EXPERT  # bytes of gate and up in bfloat16
+
+
+@pytest.fixture(scope="module")
+def folder_of_experts(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("experts")
+    save_experts(folder, EXPERT, EXPERTS, LAYERS)
+    save_experts(folder / "small", 128, 4, 2)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A model of 160 MB, and a small one."""
@@ -94,9 +143,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("way", ["quantise", "load again", "load_model", "convert"])
-def test_loading_takes_the_quantised_model_and_two_layers(folder, way):
-    size = int((folder / "bytes").read_text())
+def measured(folder: Path, way: str) -> dict[str, int]:
     environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
     done = subprocess.run(
         [sys.executable, "-c", CHILD, folder, way],
@@ -106,6 +153,21 @@ def test_loading_takes_the_quantised_model_and_two_layers(folder, way):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout.splitlines()[-1])
-    print(f"{way}: {measured}, the model {size}")
-    assert measured["peak"] <= size + 2 * LAYER
+    result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{way}: {result}")
+    return result
+
+
+@pytest.mark.parametrize("way", ["quantise", "load again", "load_model", "convert"])
+def test_loading_takes_the_quantised_model_and_two_layers(folder, way):
+    size = int((folder / "bytes").read_text())
+    assert measured(folder, way)["peak"] <= size + 2 * LAYER
+
+
+@pytest.mark.parametrize("way", ["keep experts", "quantise experts"])
+def test_experts_take_the_quantised_model_and_one_weight(folder_of_experts, way):
+    """Where a file is converted, less: that of one weight in which all experts are plain."""
+    files = (folder_of_experts / "plain").glob("*.safetensors")
+    size = int((folder_of_experts / "bytes").read_text()) if way == "keep experts" else 0
+    assert size or max(file.stat().st_size for file in files) <= WEIGHT
+    assert measured(folder_of_experts, way)["peak"] <= size + WEIGHT

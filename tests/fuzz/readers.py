@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 import checkpoint_packers as pack
 from aoext.checkpoints import READERS, reader_for
+from aoext.checkpoints.checks import refusals
 from aoext.tensors import QuantizedTensor
 from fuzz.draws import DTYPES, Answer, Draw
 from fuzz.files import changed_json
@@ -204,7 +205,7 @@ def damaged_checkpoint(draw: Draw) -> tuple[str, Callable[[], Answer]]:
                 f"{LAYER}.{key}": tensor if key.rpartition(".")[2] in reader.telling else tensor.to("meta")
                 for key, tensor in tensors.items()
             }
-            for sentence in reader.refusals(forms, dtype):
+            for sentence in refusals(reader, forms, dtype):
                 assert sentence.startswith(f"{LAYER}: "), f"the error does not name the layer: {sentence}"
         weight = _tried(lambda: reader.weight(LAYER, tensors, dtype), f"{LAYER}: ")
         if weight is None:

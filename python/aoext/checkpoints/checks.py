@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def check_files(
         tensors.update(forms)
         tensors.update(serialization.tensors_in(file, telling))
     experts, without_place = ({}, {}) if model is None else model.experts(reader.layers(tensors))
-    refused = _refusals(reader, tensors, dtype, experts)
+    refused = refusals(reader, tensors, dtype, experts)
     refused += [f"{layer}: {reason}" for layer, reason in without_place.items()]
     if refused:
         raise ValueError(
@@ -46,12 +47,16 @@ def check_files(
     return experts
 
 
-def _refusals(
-    reader: Reader, tensors: Mapping[str, Tensor], dtype: torch.dtype, experts: Mapping[str, Experts]
+def refusals(
+    reader: Reader,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    experts: Mapping[str, Experts] = MappingProxyType({}),
 ) -> list[str]:
-    """A sentence for each layer, or for each weight that layers make together.
+    """Why a checkpoint with these tensors cannot be served: a sentence for each layer that cannot.
 
     tensors: on the meta device, but for those that reader.telling names
+    experts: the weights that layers make together, for each of which there is one sentence
     """
     refused: list[str] = []
     layers = reader.layers(tensors)
