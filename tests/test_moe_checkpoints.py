@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers.integrations import finegrained_fp8
 from transformers.integrations.moe import use_experts_implementation
 
@@ -299,6 +299,21 @@ def test_a_plain_checkpoint_is_converted_as_it_is_quantised(kind, scheme, tmp_pa
         one, other = again.get_parameter(name), model.get_parameter(name)
         assert one.shape == other.shape
         assert torch.equal(one.dequantize(), other.dequantize())
+
+
+def test_plain_experts_that_lie_otherwise_stay_and_are_named(tmp_path, generator):
+    """[E, K, N], which transformers turns for some models while it loads them."""
+    model = build("qwen3", generator)
+    model.config.architectures = [type(model).__name__]
+    state = model.state_dict()
+    key = "model.layers.0.mlp.experts.gate_up_proj"
+    model.config.save_pretrained(tmp_path / "plain")
+    state[key] = state[key][:, :32].mT
+    save_file({name: t.contiguous() for name, t in state.items()}, tmp_path / "plain" / "model.safetensors")
+    done = convert_checkpoint(tmp_path / "plain", tmp_path / "ours", aoext.Int8WeightOnlyConfig())
+    assert key in done.others
+    assert "model.layers.1.mlp.experts.gate_up_proj" in done.quantised
+    assert f"{key}: not quantised: the checkpoint has no weights of experts [8, 64, 64]" in str(done)
 
 
 def _without_an_expert(state: dict[str, torch.Tensor]) -> None:

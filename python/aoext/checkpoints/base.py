@@ -26,8 +26,8 @@ class Model(NamedTuple):
 
     module: Callable[[str], nn.Module | None]  # by the name that the files have for a layer
     config: Mapping[str, Any]  # of its config.json, what is said of its text part
-    # The weights of experts that layers of a checkpoint make, by the weights' names in the model, and why other
-    # layers cannot make one.
+    # The weights of experts that layers of a checkpoint make, by the weights' names in the model, and why
+    # other layers cannot make one.
     experts: Callable[[Iterable[str]], tuple[dict[str, Experts], dict[str, str]]] = lambda layers: ({}, {})
 
 

@@ -127,8 +127,9 @@ class _Job:
             options = {"double_quantization": True} if double_quantization else {}
             self.writer = checkpoints.WRITERS[format](symmetric=symmetric, **options)
         self.chosen: dict[str, nn.Module] = {}
+        left: dict[str, str] = {}
         if config is not None:
-            self.chosen, self.experts = self.source.to_quantise(config)
+            self.chosen, self.experts, left = self.source.to_quantise(config)
             together = (layer for experts in self.experts.values() for layer in experts.layers)
             self.parts = {layer: {"weight": f"{layer}.weight"} for layer in together}
         # The tensors of each weight that is made of several, and the weight of each of them.
@@ -137,8 +138,9 @@ class _Job:
         if not self.chosen and not self.parts:
             how = "that is quantised" if config is None else f"that {config} quantises"
             raise ValueError(f"convert: {source} has no layer {how}, so nothing is written")
-        notes = () if self.reader is None else self.reader.notes
-        self.result = Conversion(self.source.method, format, notes=list(notes))
+        notes = [] if self.reader is None else list(self.reader.notes)
+        notes += [f"{names}: not quantised: {reason}" for names, reason in grouped(left)]
+        self.result = Conversion(self.source.method, format, notes=notes)
 
     def _check_method(self) -> None:
         folder, method = self.source.folder, self.source.method
@@ -185,7 +187,8 @@ class _Job:
             self.target.wrote(name, layers, others)
         done = self.target.done[name]
         self.result.quantised += [
-            layer if layer in self.experts else f"{layer}.weight" for layer in done["layers"]
+            layer if layer in self.experts or layer in self.chosen else f"{layer}.weight"
+            for layer in done["layers"]
         ]
         self.result.others += done["others"]
         self.result.bytes_before += (self.source.folder / name).stat().st_size
@@ -275,9 +278,8 @@ class _Job:
             return put_together(itertools.chain([first], others), experts.shape)
 
     def _quantise(self, config: QuantizationConfig, key: str, layer: nn.Module, weight: Tensor) -> Tensor:
-        rows, own = as_rows(layer, weight), layer._parameters.get(key.rpartition(".")[2])
-        # transformers turns some weights of experts while it loads them.
-        if config.obstacle(rows) is not None or (own is not None and own.shape != weight.shape):
+        rows = as_rows(layer, weight)
+        if config.obstacle(rows) is not None:
             return weight
         try:
             quantized = config.quantize(rows)

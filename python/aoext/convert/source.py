@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,14 @@ from aoext.models.layers import has_transposed_weight
 from aoext.serialization.container import DamagedFileError, Source
 
 CONFIG = "config.json"
+
+
+class ToQuantise(NamedTuple):
+    """Weights of a checkpoint that are to be quantised."""
+
+    layers: dict[str, nn.Module]  # that have them, by the checkpoint's names of the weights
+    experts: dict[str, Experts]  # that the checkpoint has one by one, by the model's names of the weights
+    left: dict[str, str]  # why weights of experts stay as they are, by the model's names
 
 
 class Checkpoint:
@@ -138,28 +146,32 @@ class Checkpoint:
         module: nn.Module = self.model.get_submodule(name.rpartition(".")[0])
         return module
 
-    def to_quantise(self, config: QuantizationConfig) -> tuple[dict[str, nn.Module], dict[str, Experts]]:
-        """The weights that from_pretrained would quantise: layers by the names that the checkpoint has for
-        these, and what the checkpoint has of experts one by one, by the names that the model has for them.
-        """
+    def to_quantise(self, config: QuantizationConfig) -> ToQuantise:
+        """The weights that from_pretrained would quantise."""
         from aoext.integrations.transformers import AoextConfig, AoextQuantizer, candidates
 
         quantizer = AoextQuantizer(AoextConfig(config), pre_quantized=False)
         quantizer._process_model_before_weight_loading(self.model)
-        asked = [
-            name
-            for name, _ in self.model.named_parameters()
-            if quantizer.config_for(self.model, name) is not None
-        ]
-        here = {
-            name: next((key for key in candidates(self.model, name) if key in self.places), "")
-            for name in asked
-        }
-        chosen = {key: self.model.get_submodule(name.rpartition(".")[0]) for name, key in here.items() if key}
         layers = (key.removesuffix(".weight") for key in self.places if key.endswith(".weight"))
         one_by_one, _ = self._experts(layers)
-        missing = [name for name, key in here.items() if not key]
-        return chosen, {name: one_by_one[name] for name in missing if name in one_by_one}
+        found = ToQuantise({}, {}, {})
+        for name, own in self.model.named_parameters():
+            if quantizer.config_for(self.model, name) is None:
+                continue
+            key = next((key for key in candidates(self.model, name) if key in self.places), None)
+            # transformers turns some weights of experts while it loads them.
+            if key is not None and (own.dim() == 2 or self._shape(key) == list(own.shape)):
+                found.layers[key] = self.model.get_submodule(name.rpartition(".")[0])
+            elif name in one_by_one:
+                found.experts[name] = one_by_one[name]
+            elif own.dim() == 3:
+                found.left[name] = (
+                    f"the checkpoint has no weights of experts {list(own.shape)}, as they lie there"
+                )
+        return found
+
+    def _shape(self, key: str) -> list[int]:
+        return list(serialization.forms_in(self.folder / self.places[key])[key].shape)
 
     def others(self) -> Iterator[tuple[Path, str | None]]:
         """Files beside the weights and the config, and why one of them is not to be copied."""
