@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from aoext.formats.dtypes import dtype_name
 from aoext.reference import Call, Problem, Stored, subjects
-from aoext.reference.calls import moved
+from aoext.reference.calls import moved, op
 from aoext.reference.stored import EIGHT_BIT_BLOCKWISE, INT4, LUT4_BLOCKWISE, WITH_ZERO_POINTS, by_rows
 from aoext.reference.subject import ALL, Subject, Tensors
 
@@ -81,6 +81,17 @@ def call_of(operator: str, w: Stored, dtype: torch.dtype, p: Problem, g: Generat
     ends = random_ends(p.M, p.experts, g)
     args, kwargs = drawn.arguments(ends, "cpu")
     return Call(operator, tuple(args), kwargs, *drawn.expected(ends))
+
+
+def on_meta(operator: str, w: Stored, dtype: torch.dtype, p: Problem) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call without numbers: those of one expert, as many times."""
+    one = draw(operator, w, dtype, dataclasses.replace(p, experts=1), torch.Generator().manual_seed(0))
+    args, kwargs = one.arguments(torch.zeros(1, dtype=torch.int32), "meta")
+    names = [argument.name for argument in op(operator)._schema.arguments]
+    for i, name in enumerate(names[: len(args)]):
+        if name in ("weight", "scale", "zero_point", "bias", "offsets") and args[i] is not None:
+            args[i] = args[i].new_empty(p.experts, *args[i].shape[1:])
+    return args, kwargs
 
 
 def random_ends(rows: int, experts: int, g: Generator) -> Tensor:

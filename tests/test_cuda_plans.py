@@ -31,6 +31,7 @@ from aoext.reference.stored import E2M1
 from conftest import script_of_benchmarks
 from experts import BY_NAME as OF_EXPERTS
 from experts import call_of as call_of_experts
+from experts import on_meta as on_meta_of_experts
 from folded import CODES, folded, run
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
@@ -75,10 +76,14 @@ class Case:
     def is_of_experts(self) -> bool:
         return self.experts or self.operator in OF_EXPERTS
 
+    @property
+    def product(self) -> tuple[str, Stored, torch.dtype]:
+        """The operator of experts, the weight, and what the input is or becomes."""
+        return OF_EXPERTS.get(self.operator) or (self.operator, self.format, self.problem.eight_bit)
+
     def call(self, generator: torch.Generator) -> Call:
         if self.is_of_experts:
-            named = OF_EXPERTS.get(self.operator) or (self.operator, self.format, self.problem.eight_bit)
-            return call_of_experts(*named, self.problem, generator)
+            return call_of_experts(*self.product, self.problem, generator)
         if self.operator == "weight_int4pack_mm":
             return reference.weight_int4pack_mm(self.problem, generator, self.inner_k_tiles)
         if self.operator in ALL_CALLS:
@@ -664,8 +669,8 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
 
 def planned(gpu: str, case: Case) -> list[str]:
     if case.is_of_experts:
-        call = case.call(torch.Generator().manual_seed(0))
-        operator, args, kwargs = call.operator, tuple(call.on("meta")), call.kwargs
+        operator = case.product[0]
+        args, kwargs = on_meta_of_experts(*case.product, case.problem)
     else:
         args, kwargs = on_meta(case)
         operator, args, kwargs = folded(case.operator, *args, **kwargs)

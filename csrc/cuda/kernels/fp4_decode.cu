@@ -96,7 +96,8 @@ bool KernelOf<Fp4DecodeConfig>::takes(const BlockLinear& p) {
 
 Choice<Fp4DecodeConfig> KernelOf<Fp4DecodeConfig>::choose(const BlockLinear& p, const Device& device) {
   if (p.experts == 0) return choose_of_tile(p, device);
-  return choose_of_tiles(expected_row_tiles(p.M, p.experts, rowwise_decode::kExpertRows), rowwise_decode::row_tiles(p), device,
+  return choose_of_tiles(expected_row_tiles(p.M, p.experts, rowwise_decode::kExpertRows),
+                         std::min(p.M, rowwise_decode::row_tiles(p)), device,
                          [&](const Device& share) { return choose_of_tile(p, share); });
 }
 

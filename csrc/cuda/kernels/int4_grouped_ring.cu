@@ -86,7 +86,7 @@ Choice<GroupedRingConfig> KernelOf<GroupedRingConfig>::choose(const Int4Linear& 
   for (const int block_m : kBlockMs) {
     const double tiles = block_m == 1 ? static_cast<double>(p.M) : expected_row_tiles(p.M, p.experts, block_m);
     const auto serves = [&](const RingConfig& c) { return kernel_of(p, {c, block_m}) != nullptr; };
-    const Choice<RingConfig> one = choose_of_tiles(tiles, row_tiles(p, block_m), device, [&](const Device& share) {
+    const Choice<RingConfig> one = choose_of_tiles(tiles, std::min(p.M, row_tiles(p, block_m)), device, [&](const Device& share) {
       return int4_ring::choose(of_tile(p, block_m), 1, share, serves);
     });
     best.consider({one.config, block_m}, one.microseconds);

@@ -121,7 +121,7 @@ Choice<RowwiseDecodeConfig> choose_cut_of_tile(const Linear& p, const Device& de
 template <class Linear>
 Choice<RowwiseDecodeConfig> choose_cut(const Linear& p, const Device& device, int most_cluster) {
   if (p.experts == 0) return choose_cut_of_tile(p, device, most_cluster);
-  return choose_of_tiles(expected_row_tiles(p.M, p.experts, kExpertRows), row_tiles(p), device,
+  return choose_of_tiles(expected_row_tiles(p.M, p.experts, kExpertRows), std::min(p.M, row_tiles(p)), device,
                          [&](const Device& share) { return choose_cut_of_tile(p, share, most_cluster); });
 }
 

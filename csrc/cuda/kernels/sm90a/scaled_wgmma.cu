@@ -160,7 +160,8 @@ std::string KernelOf<ScaledWgmmaConfig>::instances() {
 
 std::string KernelOf<ScaledWgmmaConfig>::instance(const ScaledLinear& p, const ScaledWgmmaConfig& c) {
   const ScaledKind kind = scaled_kind(p);
-  return instance_text(kName, kKeyNames, Key{int(kind.by), kind.sub, int(p.type), int(p.output), c.block_n, c.block_m});
+  return instance_text(kName, kKeyNames,
+                       Key{int(kind.by), kind.sub, int(p.type), int(p.output), c.block_n, c.block_m, p.experts > 0});
 }
 
 }  // namespace aoext::cuda
