@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import re
 from typing import Any
@@ -324,6 +325,8 @@ def test_transformers_own_float8_experts(kind, device, generator):
     config = transformers.Qwen3MoeConfig(hidden_size=64, moe_intermediate_size=96, num_experts=4)
     config._experts_implementation = "aoext"
     options = {"exponents": {"scale_fmt": "ue8m0"}, "fp4": {"expert_dtype": "fp4", "scale_fmt": "ue8m0"}}
+    if options.get(kind, {}).keys() - inspect.signature(fp8.FP8Experts.__init__).parameters.keys():
+        pytest.skip("this transformers has no such experts")
     block = None if kind == "tensor" else (32, 32)
     module = experts(config, block_size=block, **options.get(kind, {}))
     plain = experts_module("qwen3", generator)

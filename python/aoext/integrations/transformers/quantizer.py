@@ -267,7 +267,7 @@ class AoextQuantizer(HfQuantizer):
             for leaf in sorted(leaves, key=len, reverse=True)  # the first that fits the end of a name counts
         ]
 
-    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+    def update_weight_conversions(self, weight_conversions: Any, model: Any = None) -> Any:
         """What transformers does to a model's tensors comes last, for it would take fields for experts."""
         own: list[WeightConverter] = self.get_weight_conversions()
         if self.experts:
