@@ -1,19 +1,25 @@
-"""The experts of a checkpoint as the model has them: those of a layer in one tensor.
+"""The plain experts of a checkpoint as the model has them: those of a layer in one tensor.
 
-Files of most models have each expert's matrices apart, which transformers puts together by its conversions
-while it loads. They are put together here by the same ones, a layer's at a time.
+Files of most models have each expert's matrices apart. They are quantised one by one where no more than
+joining rows makes a weight of them, else a layer's at a time, put together by transformers' conversions.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from aoext.checkpoints.experts import check_numbers, put_together
+from aoext.checkpoints.settings import named
+from aoext.configs import QuantizationConfig
 from aoext.convert.source import Checkpoint
+from aoext.tensors import QuantizedTensor
 
 
 class PlainExperts:
@@ -28,6 +34,7 @@ class PlainExperts:
         self.parts: dict[str, dict[str, str | None]] = {}
         if modules:
             self._find(source.model, source.places)
+        self.one_by_one = source.experts_one_by_one() if modules else {}
         self.weight_of = {key: name for name, parts in self.parts.items() for key in parts}
 
     def _find(self, model: Any, keys: Iterable[str]) -> None:
@@ -44,6 +51,26 @@ class PlainExperts:
             name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
             if name in self.modules:
                 self.parts.setdefault(name, {})[key] = pattern
+
+    def quantized(
+        self, name: str, config: QuantizationConfig, read: Callable[[str], Tensor]
+    ) -> QuantizedTensor | None:
+        """A weight [E, N, K], quantised expert by expert; None where it takes all of them at once."""
+        experts = self.one_by_one.get(name)
+        if experts is None:
+            return None
+
+        def of_expert(e: int) -> Tensor:
+            rows = [read(f"{part.layers[e]}.weight") for part in experts.parts]
+            return torch.stack(rows, 1).flatten(0, 1) if experts.interleaved else torch.cat(rows)
+
+        with named(f"convert: {name}"):
+            check_numbers(experts)
+            first = config.quantize(of_expert(0))
+            if first.global_scale is not None:  # which follows from all experts
+                return None
+            others = (config.quantize(of_expert(e)) for e in range(1, experts.shape[0]))
+            return put_together(itertools.chain([first], others), experts.shape)
 
     def tensor(self, name: str, read: Callable[[str], Tensor]) -> Tensor:
         """A plain weight of experts, of what `read` gives of the files; ValueError where that makes none."""

@@ -251,6 +251,9 @@ class _Job:
         """The weight that several tensors make."""
         if name in self.plain.parts:
             assert self.config is not None
+            quantized = self.plain.quantized(name, self.config, self.source.tensor)
+            if quantized is not None:
+                return as_weight(self.source.experts_of(name), quantized)
             plain = self.plain.tensor(name, self.source.tensor)
             return self._quantise(self.config, name, plain, self.plain.modules[name])
         assert self.reader is not None

@@ -133,6 +133,16 @@ class Checkpoint:
 
         return experts_of(self.model, layers)
 
+    def experts_one_by_one(self) -> dict[str, Experts]:
+        """The weights of experts, by the model's names, that files have as a matrix for each expert."""
+        layers = (key.removesuffix(".weight") for key in self.places if key.endswith(".weight"))
+        found, _ = self._experts(layers)
+        return {
+            name: experts
+            for name, experts in found.items()
+            if not any(part.stacked for part in experts.parts)
+        }
+
     def experts_of(self, name: str) -> nn.Module:
         """The module that has the weight of experts of this name in the model."""
         module: nn.Module = self.model.get_submodule(name.rpartition(".")[0])

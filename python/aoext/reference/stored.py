@@ -63,7 +63,7 @@ class Stored:
         scale_dtype = self.scale or p.scale_dtype or torch.float32
         if format.has_table:
             codes = values.random_bytes((p.N, p.K // format.codes_a_byte), format.storage, g)
-            table = torch.tensor(self.table, device=g.device) if self.table else randn(g, 16)
+            table = torch.tensor(self.table, dtype=FP32, device=g.device) if self.table else randn(g, 16)
             scales = values.block_scales(*blocks, scale_dtype, 1.0, g)
             return codes, scales, table, *([rand(g, 1) + 0.5] * self.has_global_scale)
         if self.by_rows:
