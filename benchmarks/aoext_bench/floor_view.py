@@ -16,6 +16,9 @@ from aoext_bench.ceilings import Ceilings
 
 OTHERS = ("linear", "torch")
 
+# Characters of a line of a kind's name in the summary.
+NAME = 42
+
 # Up to so many rows of the input a product should take what reading its weight takes.
 FEW_ROWS = 4
 
@@ -104,7 +107,7 @@ def summary(threads: int, points: Sequence[Point], ceilings: Mapping[int, Ceilin
     table = grid(
         f"{in_words(threads)}, geomean over the shapes; reads: {ceilings[threads].read_gb_per_s:.1f} GB/s"
     )
-    table.add_column("", max_width=42)
+    table.add_column("", max_width=NAME)
     table.add_column("M", no_wrap=True)
     rows = sorted({mean.M for mean in means})
     for M in rows:
@@ -113,6 +116,8 @@ def summary(threads: int, points: Sequence[Point], ceilings: Mapping[int, Ceilin
         first = section[0]
         by_rows = {mean.M: mean for mean in means if mean.kind == first.kind}
         name = str(first.kind)
+        if len(name) > NAME:  # lines break between operator and format
+            name = name.replace(" [", "\n[", 1)
         for label, value in _ratios(first).items():
             cells = [value(by_rows[M]) if M in by_rows else None for M in rows]
             if any(cell is not None for cell in cells):

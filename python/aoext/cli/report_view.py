@@ -64,8 +64,10 @@ def _checks(checks: Sequence[Check]) -> Table:
     """A line for each operator, of all its formats; a column for each dtype's bound."""
     dtypes = list(dict.fromkeys(check.dtype for check in checks))
     table = part_grid("operator", "formats", "calls", *dtypes, "verdict")
-    for operator, group in itertools.groupby(checks, key=lambda check: check.operator):
-        own = list(group)
+    by_operator: dict[str, list[Check]] = {}
+    for check in checks:
+        by_operator.setdefault(check.operator, []).append(check)
+    for operator, own in by_operator.items():
         formats = dict.fromkeys(check.format for check in own)
         wrong = dict.fromkeys(check.format for check in own if not check.passed)
         verdict = Text(f"wrong: {', '.join(wrong)}", style="red") if wrong else Text("ok", style="green")
