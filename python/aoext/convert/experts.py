@@ -30,27 +30,24 @@ class PlainExperts:
 
     def __init__(self, source: Checkpoint, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
-        # By weights: their keys, in the order of experts, and which pattern of a converter each fits.
-        self.parts: dict[str, dict[str, str | None]] = {}
+        # By weights: their keys, in the order of experts, and as what part of the conversion each counts.
+        self.parts: dict[str, dict[str, int]] = {}
+        self._conversion: dict[str, Any] = {}  # of each weight; None where it is one tensor already
         if modules:
             self._find(source.model, source.places)
         self.one_by_one = source.experts_one_by_one() if modules else {}
-        self.weight_of = {key: name for name, parts in self.parts.items() for key in parts}
 
     def _find(self, model: Any, keys: Iterable[str]) -> None:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+        from aoext.integrations.transformers import candidates, conversions_of
 
         self.model = model
-        conversions = get_model_conversion_mapping(model)
-        renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
-        converters = [each for each in conversions if isinstance(each, WeightConverter)]
-        self._converter_of = {pattern: each for each in converters for pattern in each.source_patterns}
-        state = model.state_dict()
+        conversions = conversions_of(model)
         for key in sorted(keys, key=_numbers_as_such):
-            name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
-            if name in self.modules:
-                self.parts.setdefault(name, {})[key] = pattern
+            converted, conversion, part = conversions.converted(conversions.renamed(key))
+            name = next((name for name in candidates(model, converted) if name in self.modules), None)
+            if name is not None:
+                self.parts.setdefault(name, {})[key] = part
+                self._conversion[name] = conversion
 
     def quantized(
         self, name: str, config: QuantizationConfig, read: Callable[[str], Tensor]
@@ -75,14 +72,13 @@ class PlainExperts:
     def tensor(self, name: str, read: Callable[[str], Tensor]) -> Tensor:
         """A plain weight of experts, of what `read` gives of the files; ValueError where that makes none."""
         parts = self.parts[name]
-        (first, pattern), *_ = parts.items()
-        if pattern is None:
-            tensor = read(first)
+        conversion = copy.deepcopy(self._conversion[name])
+        if conversion is None:
+            tensor = read(next(iter(parts)))
         else:
-            converter = copy.deepcopy(self._converter_of[pattern])
-            for key, fits in parts.items():
-                converter.add_tensor(name, key, fits, read(key))
-            tensor = converter.convert(name, model=self.model, config=self.model.config)[name]
+            for key, part in parts.items():
+                conversion.add_tensor(name, key, conversion.source_patterns[part], read(key))
+            tensor = conversion.convert(name, model=self.model, config=self.model.config)[name]
         tensor = tensor[0] if isinstance(tensor, list) else tensor
         wanted = self.model.get_parameter(name).shape
         if tensor.shape != wanted:

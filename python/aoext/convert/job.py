@@ -253,13 +253,13 @@ class _Job:
             assert self.config is not None
             quantized = self.plain.quantized(name, self.config, self.source.tensor)
             if quantized is not None:
-                return as_weight(self.source.experts_of(name), quantized)
+                return as_weight(self.plain.modules[name], quantized)
             plain = self.plain.tensor(name, self.source.tensor)
             return self._quantise(self.config, name, plain, self.plain.modules[name])
         assert self.reader is not None
         if name in self.experts:
             weight = read_experts(self.reader, name, self.experts[name], self._tensors, self.source.dtype)
-            return as_weight(self.source.experts_of(name), weight)
+            return as_weight(self.source.module_of(name), weight)
         layer = name.removesuffix(".weight")
         weight = self.reader.weight(layer, self._tensors(layer), self.source.dtype)
         if weight.transposed or layer not in self.source.transposed_layers:
@@ -274,7 +274,7 @@ class _Job:
             quantized = config.quantize(rows)
         except ValueError as error:
             raise ValueError(f"convert: {key}: {error}") from error
-        if self.writer is not None and self.writer.scale_dtype is not None and rows.dim() == 2:
+        if self.writer is not None and self.writer.scale_dtype is not None:
             quantized = with_scales_in(self.writer.scale_dtype, quantized, rows)
         return as_weight(layer, quantized)
 

@@ -143,8 +143,8 @@ class Checkpoint:
             if not any(part.stacked for part in experts.parts)
         }
 
-    def experts_of(self, name: str) -> nn.Module:
-        """The module that has the weight of experts of this name in the model."""
+    def module_of(self, name: str) -> nn.Module:
+        """The module that has the weight of this name in the model."""
         module: nn.Module = self.model.get_submodule(name.rpartition(".")[0])
         return module
 
@@ -154,7 +154,7 @@ class Checkpoint:
         The layers, by the names of their weights in the checkpoint; and modules of experts, by the names of
         weights in the model.
         """
-        from aoext.integrations.transformers import AoextConfig, AoextQuantizer, candidates, renaming
+        from aoext.integrations.transformers import AoextConfig, AoextQuantizer, candidates, conversions_of
 
         quantizer = AoextQuantizer(AoextConfig(config), pre_quantized=False)
         quantizer._process_model_before_weight_loading(self.model)
@@ -163,8 +163,8 @@ class Checkpoint:
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if quantizer.config_for(self.model, name) is not None:
                 found = layers if parameter.dim() == 2 else experts
-                found[name] = self.model.get_submodule(name.rpartition(".")[0])
-        in_model = renaming(self.model)
+                found[name] = self.module_of(name)
+        in_model = conversions_of(self.model).renamed
         named = {key: candidates(self.model, in_model(key)) for key in self.places}
         by_key = {key: layers[name] for key, names in named.items() for name in names if name in layers}
         return by_key, experts

@@ -11,10 +11,18 @@ from __future__ import annotations
 
 from aoext.integrations.transformers import hooks
 from aoext.integrations.transformers.config import METHOD, AoextConfig
-from aoext.integrations.transformers.models import candidates, has_quantised, renaming
+from aoext.integrations.transformers.models import candidates, conversions_of, has_quantised
 from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt
 
-__all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "candidates", "has_quantised", "renaming"]
+__all__ = [
+    "METHOD",
+    "AoextConfig",
+    "AoextQuantizer",
+    "adopt",
+    "candidates",
+    "conversions_of",
+    "has_quantised",
+]
 
 hooks.keep_foreign_checkpoints()
 hooks.save_experts_as_they_are()

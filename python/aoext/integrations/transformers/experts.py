@@ -5,18 +5,16 @@ Where those do not say it, the names of the layers do: gate_proj, up_proj and do
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from transformers.core_model_loading import WeightConverter, WeightRenaming
 
 from aoext.checkpoints.base import Model
 from aoext.checkpoints.experts import Experts, Part
-from aoext.integrations.transformers.models import candidates
+from aoext.integrations.transformers.models import candidates, conversions_of
 from aoext.models.experts import are_interleaved, are_transposed, expert_weights
 from aoext.models.layers import as_rows
 
@@ -35,35 +33,6 @@ _PARTS = {
 }
 
 _UNKNOWN = "the model has its experts in 3-D parameters, and none that this layer is known to be a part of"
-
-
-class Conversions:
-    """transformers' conversions of a model's names."""
-
-    def __init__(self, conversions: Sequence[Any]) -> None:
-        self._renamings = copy.deepcopy([c for c in conversions if isinstance(c, WeightRenaming)])
-        self._converters = copy.deepcopy([c for c in conversions if isinstance(c, WeightConverter)])
-
-    def renamed(self, key: str) -> str:
-        """A checkpoint's name as conversions find it that do more than to rename."""
-        for renaming in self._renamings:
-            key, _ = renaming.rename_source_key(key)
-        return key
-
-    def converted(self, key: str) -> tuple[str, Any, int]:
-        """A name as `renamed` gives it in the model, the conversion that leads there, and as what part."""
-        for converter in self._converters:
-            name, pattern = converter.rename_source_key(key)
-            if pattern is not None:
-                return name, converter, converter.source_patterns.index(pattern)
-        return key, None, 0
-
-
-def conversions_of(model: Any) -> Conversions:
-    """Those of a model of transformers."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    return Conversions(get_model_conversion_mapping(model))
 
 
 def known_of(model: Any) -> Model:

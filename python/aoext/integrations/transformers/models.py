@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightConverter, WeightRenaming
 
 from aoext import serialization
 from aoext.models.experts import IMPLEMENTATION
 from aoext.models.layers import quantized_weights
 
 
-def renaming(model: Any) -> Callable[[str], str]:
-    """What the model calls a tensor that its checkpoints call otherwise."""
-    conversions = get_model_conversion_mapping(model)
-    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
-    return lambda name: rename_source_key(name, renamings, [])[0]
+class Conversions:
+    """transformers' conversions of a model's names."""
+
+    def __init__(self, conversions: Sequence[Any]) -> None:
+        self._renamings = copy.deepcopy([c for c in conversions if isinstance(c, WeightRenaming)])
+        self._converters = copy.deepcopy([c for c in conversions if isinstance(c, WeightConverter)])
+
+    def renamed(self, key: str) -> str:
+        """A checkpoint's name as conversions find it that do more than to rename."""
+        for renaming in self._renamings:
+            key, _ = renaming.rename_source_key(key)
+        return key
+
+    def converted(self, key: str) -> tuple[str, Any, int]:
+        """A name as `renamed` gives it in the model, the conversion that leads there, and as what part."""
+        for converter in self._converters:
+            name, pattern = converter.rename_source_key(key)
+            if pattern is not None:
+                return name, converter, converter.source_patterns.index(pattern)
+        return key, None, 0
+
+
+def conversions_of(model: Any) -> Conversions:
+    """Those of a model of transformers."""
+    return Conversions(get_model_conversion_mapping(model))
 
 
 def has_quantised(file: str) -> bool:

@@ -20,8 +20,15 @@ from aoext.checkpoints.experts import Experts
 from aoext.configs import QuantizationConfig
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.integrations.transformers.config import METHOD, AoextConfig
-from aoext.integrations.transformers.experts import Conversions, known_of
-from aoext.integrations.transformers.models import candidates, has_quantised, let_cast, renaming, run_experts
+from aoext.integrations.transformers.experts import known_of
+from aoext.integrations.transformers.models import (
+    Conversions,
+    candidates,
+    conversions_of,
+    has_quantised,
+    let_cast,
+    run_experts,
+)
 from aoext.integrations.transformers.weights import (
     Assemble,
     Converter,
@@ -149,7 +156,7 @@ class AoextQuantizer(HfQuantizer):
         if not self.pre_quantized:
             self.warn(model)
         if self.pre_quantized:
-            in_model = renaming(model)
+            in_model = conversions_of(model).renamed
             for file in checkpoint_files or ():
                 if self.reader is None:
                     self.descriptions.update(serialization.descriptions_in(file))

@@ -18,7 +18,7 @@ from aoext.models.layers import as_rows, as_weight
 from aoext.tensors import QuantizedTensor
 
 if TYPE_CHECKING:
-    from aoext.integrations.transformers.experts import Conversions
+    from aoext.integrations.transformers.models import Conversions
     from aoext.integrations.transformers.quantizer import AoextQuantizer
 
 
