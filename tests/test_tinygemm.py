@@ -11,7 +11,7 @@ import torch
 import aoext
 from aoext import reference
 from aoext.packing import layouts
-from aoext.reference import Problem, assert_close, randn
+from aoext.reference import Problem, assert_close, moved, randn
 from conftest import compiler_for, zero_point_slack
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -127,6 +127,16 @@ def test_rows_of_few_outputs_keep_the_bound(M, N, group_size, device, kernel_of,
     for _ in range(20):
         call = product(M, N, 128, group_size, 4, generator)
         assert_close(call.run(device, kernel_of("weight_int4pack_mm")), call.reference)
+
+
+def test_a_dimension_of_one_word_may_have_any_stride(device, kernel_of, generator):
+    call = product(3, 16, 64, 32, 2, generator)
+    x, packed, group_size, scale_and_zero = (moved(a, device) for a in call.args)
+    assert packed.shape[-1] == 1
+    strided = packed.as_strided(packed.shape, (*packed.stride()[:-1], 32))
+    assert strided.is_contiguous()
+    result = kernel_of("weight_int4pack_mm")(x, strided, group_size, scale_and_zero)
+    assert_close(result, call.reference)
 
 
 @pytest.mark.parametrize("M", [1, 3, 12, 40])

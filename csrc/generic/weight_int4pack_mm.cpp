@@ -10,7 +10,9 @@ using namespace int4pack;
 // int32 [tiles, K/(16 · inner), 32, inner/2] to u − 8 as float32 [8 · tiles, K].
 Tensor unpack(const LinearProblem& p, const Tensor& packed) {
   const int64_t tiles = packed.size(0), blocks = p.inner_k_tiles / 2, outer = p.K / (32 * blocks);
-  const Tensor bytes = aten::reshape(aten::view_as(packed, ScalarType::Byte), {tiles, outer, 8, 4, blocks, 2, 2});
+  // A last dimension of one element may have any stride, which a view of other elements would refuse.
+  const Tensor words = aten::reshape(packed, {packed.numel()});
+  const Tensor bytes = aten::reshape(aten::view_as(words, ScalarType::Byte), {tiles, outer, 8, 4, blocks, 2, 2});
   // [tile, outer, g, t, block, h, b, parity of p] to [tile, g, outer, block, b, parity, t, h].
   const Tensor nibbles = permute(aten::stack_last(low_nibble(bytes), high_nibble(bytes)), {0, 2, 1, 4, 6, 7, 3, 5});
   const Tensor u = aten::to(aten::reshape(nibbles, {8 * tiles, p.K}), ScalarType::Float);
