@@ -20,7 +20,7 @@ export AOEXT_LIBRARY=$PWD/$build/libaoext.so AOEXT_SIMULATE_XPU=0
 
 "$python" -c "import aoext, pathlib, sys; sys.exit('$AOEXT_LIBRARY' not in pathlib.Path('/proc/self/maps').read_text())"
 usable=$("$python" -c "from aoext.library.info import build_config; print(build_config()['usable here'].replace(',', ''))")
-tests="tests/test_operators.py tests/test_bad_input.py tests/test_int4pack_shim.py"
+tests="tests/test_operators.py tests/test_grouped.py tests/test_bad_input.py tests/test_int4pack_shim.py"
 select="not 2_31 and not another_instruction_set"
 for isa in $usable; do
   echo "sanitizers, $isa"

@@ -4,7 +4,6 @@
 #include "cpu/experts.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "cpu/parallel.h"
@@ -48,8 +47,8 @@ std::vector<Share> shares_of(const LinearProblem& p, const Data& all, const std:
 
 void multiply_by_expert(const LinearProblem& p, const Data& all, const std::vector<int64_t>& ends, const DenseProduct& dense) {
   const std::vector<Share> shares = shares_of(p, all, ends, dense);
-  std::memset(all.y + ends.back() * p.N * size_of(p.output), 0,
-              static_cast<size_t>((p.M - ends.back()) * p.N * size_of(p.output)));
+  const int64_t row_bytes = p.N * size_of(p.output), end = ends.back();
+  std::fill(all.y + end * row_bytes, all.y + p.M * row_bytes, char{0});
   if (shares.empty()) return;
   const int64_t panels = all_panels(p.N).end, length = shares.back().begin + panels * shares.back().cost;
   const int64_t most = ceil_div(panels * static_cast<int64_t>(shares.size()), grain(kPanel, p.K));
