@@ -11,6 +11,9 @@ DEVICE ?=
 # whether the library gets kernels for GPUs (AUTO, ON or OFF) and for which NVIDIA GPUs (ALL, or 80;90).
 export TORCH AOEXT_CUDA AOEXT_CUDA_ARCHITECTURES AOEXT_SYCL
 BIN := $(VENV)/bin
+# The NVIDIA GPUs of a wheel, all of them where none are named, such as 80;90.
+CAPABILITIES ?=
+capabilities = $(if $(CAPABILITIES),--capabilities '$(CAPABILITIES)')
 # Builds may not use more cores than there are; scikit-build-core reads this.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
@@ -60,7 +63,7 @@ test-inductor-xpu: $(VENV)/.pip ## Run torch.compile's tests for Intel GPUs, Ind
 	PYTHONPATH=$(abspath $(VENV))/triton AOEXT_REQUIRE_DEVICES=inductor-xpu $(BIN)/python -m pytest -k xpu $(INDUCTOR_TESTS)
 
 wheel: tools ## Build dist/*.whl for VARIANT (cpu, cu130 or xpu) and check it in a clean environment
-	$(BIN)/python tools/wheel.py build $(VARIANT)
+	$(BIN)/python tools/wheel.py build $(VARIANT) $(capabilities)
 
 test-wheel: tools ## Test the wheel of VARIANT in dist/ on DEVICE, with TORCH
 	$(BIN)/python tools/wheel.py test $(VARIANT) --device $(or $(DEVICE),cpu)
@@ -105,8 +108,8 @@ isa-inductor: $(VENV)/.pip ## Compile Inductor's kernels around our operators fo
 arm-loops: tools ## Count what the inner loops of the Arm kernels cost a weight in FOLDER, a build for aarch64
 	$(BIN)/python tools/arm_loops.py $(or $(FOLDER),build/py3-none-linux_aarch64-cpu)
 
-ptxas: tools ## Fail on CUDA kernels that spill in LIBRARY (a library or a wheel)
-	$(BIN)/python tools/ptxas.py $(LIBRARY)
+ptxas: tools ## Fail on CUDA kernels that spill in LIBRARY (a library or a wheel), and on LATER GPUs, by their PTX
+	$(BIN)/python tools/ptxas.py $(LIBRARY) $(if $(LATER),--later $(LATER)) $(capabilities)
 
 lint: install ## Check formatting, style and types
 	$(BIN)/ruff check .

@@ -21,7 +21,10 @@ import click
 
 FOLDER = Path(__file__).parent
 FIGURES = FOLDER / "figures"
-DOCUMENTS = (*sorted(FOLDER.glob("*.md")), FOLDER.parent / "docs" / "lora.md")
+DOCUMENTS = (
+    *sorted(FOLDER.glob("*.md")),
+    *(FOLDER.parent / "docs" / name for name in ("lora.md", "quality.md")),
+)
 SCHEMA = "aoext.figures/1"
 PLACE = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -32,6 +35,8 @@ def number(value: float) -> str:
     """Counts as they are, other numbers with three digits or whole."""
     if isinstance(value, int) or abs(value) >= 100:
         return f"{value:,.0f}"
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
@@ -137,6 +142,19 @@ def of_merging(content: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
     ]
 
 
+def of_quality(content: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
+    """KL, and perplexity, by algorithm."""
+    algorithms = list(dict.fromkeys(result["algorithm"] for result in content["results"]))
+    rows: dict[str, dict[str, list[float]]] = {}
+    for result in content["results"]:
+        row = rows.setdefault(result["scheme"], {"bits a weight": [result["bits_per_weight"]]})
+        row[result["algorithm"]] = [result["kl"], result["perplexity"]]
+    columns = ["bits a weight", *algorithms]
+    original = content["models"][0]["perplexity"]
+    first: Row = ("bfloat16", [[16.0], [0.0, original], *(None for _ in algorithms[1:])])
+    return columns, [first, *((name, [row.get(c) for c in columns]) for name, row in rows.items())]
+
+
 READERS: dict[str, tuple[Callable[[Mapping[str, Any]], tuple[list[str], list[Row]]], str]] = {
     "aoext.bench/3": (
         of_bench,
@@ -150,6 +168,10 @@ READERS: dict[str, tuple[Callable[[Mapping[str, Any]], tuple[list[str], list[Row
     "aoext.merging/1": (
         of_merging,
         "Bits per byte of C++ that was held out: a small model of Python, and a LoRA trained on C++.",
+    ),
+    "aoext.quality/1": (
+        of_quality,
+        "Divergence (KL) from the model in bfloat16, nats a token of held-out text; in brackets perplexity.",
     ),
     "aoext.demo/3": (of_demo, "In brackets: percent more than in bf16; times as fast as unquantised."),
 }
@@ -189,7 +211,7 @@ def as_text(figures: Mapping[str, Any]) -> str:
 
 @click.group()
 def main() -> None:
-    """The tables of benchmarks/*.md and docs/lora.md."""
+    """The tables of benchmarks/*.md, docs/lora.md and docs/quality.md."""
 
 
 @main.command()

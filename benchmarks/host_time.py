@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext.cli.options import JSON_FILE
-from aoext.cli.page import console, environment, grid, summary_line, write_json
+from aoext.cli.page import environment, grid, present
 from aoext.formats.table import code_of
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from aoext_bench.bench import DTYPES
@@ -151,11 +151,7 @@ def main(
         before = name
     settings = {"dtype": dtype, "N": size, "K": size, "M": rows, "calls": count, "repeats": repeats}
     content = {"schema": SCHEMA, "environment": where, "settings": settings, "results": results}
-    write_json(json_path, content)
-    out = console()
-    out.print(summary_line(where))
-    out.print(f"JSON   {json_path}")
-    out.print(view)
+    present(content, view, json_path)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
-"""Memory and time of a LoRA training step on one small llama: aoext's schemes, bitsandbytes' NF4, torchao's.
+"""Tokens/s and memory of a LoRA training step by scheme, beside bitsandbytes' NF4, torchao's int8 and bf16.
 
-    python benchmarks/lora_step.py --threads 1 --layers 4 --tokens 256
+    python benchmarks/lora_step.py --shape 135m --tokens 256 --threads 1
+    python benchmarks/lora_step.py --device cuda --shape 8b --batch 4 --tokens 512 --checkpointing --together
+    python benchmarks/lora_step.py --device cuda --shape qwen3-30b-a3b --tokens 2048 --together
 
-Each scheme runs in a process of its own. On a CPU the time is the process's CPU time, which other programs
-do not lengthen: with one thread, what a step takes. Memory is the peak of the process, or of the GPU's
-allocator, in the measured steps, less what it had before the model was made. Needs transformers and peft;
-the line of a scheme names any other package that it needs and that is missing.
+Models have the layers of the named one, random weights and a small vocabulary. Adapters are on all linear
+layers, but in a mixture of experts on the experts alone, which PEFT's ParamWrapper has in bf16 ("as it is").
+Each scheme runs in a process of its own, with --together all run in one. On a CPU the time is the process's
+CPU time, which other programs do not lengthen: with one thread, what a step takes. Memory is the peak of the
+process, or of the GPU's allocator, in the measured steps, less what it had before the model was made. Needs
+transformers and peft; the line of a scheme names any other package that it needs and that is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import gc
 import json
 import math
 import re
@@ -19,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +34,56 @@ import torch
 from torch import nn
 
 import aoext
+from aoext.models.experts import expert_weights
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of a model; `layers` is how many there are if the command line says nothing."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    layers: int
+    experts: int = 0
+    chosen: int = 0  # experts for each token
+
+    def build(self, layers: int | None, dtype: str) -> Any:
+        import transformers
+
+        sizes = {
+            "hidden_size": self.hidden,
+            "num_hidden_layers": layers or self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": 128 if self.hidden >= 2048 else 64,
+            "vocab_size": 2048,
+            "dtype": dtype,
+        }
+        if not self.experts:
+            config = transformers.LlamaConfig(intermediate_size=self.intermediate, **sizes)
+            return transformers.LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype))
+        routing = {"num_experts": self.experts, "num_experts_per_tok": self.chosen}
+        config = transformers.Qwen3MoeConfig(moe_intermediate_size=self.intermediate, **routing, **sizes)
+        model = transformers.Qwen3MoeForCausalLM._from_config(config, dtype=getattr(torch, dtype))
+        with torch.no_grad():
+            for module in model.modules():
+                for name in expert_weights(module):
+                    module._parameters[name].normal_(std=0.02)
+        return model
+
+
+SHAPES = {
+    "small": Shape(1024, 3072, 16, 16, 4),
+    "135m": Shape(576, 1536, 9, 3, 30),
+    "8b": Shape(4096, 14336, 32, 8, 8),
+    "qwen3-30b-a3b": Shape(2048, 768, 32, 4, 1, 128, 8),
+    "small experts": Shape(512, 256, 8, 4, 2, 32, 4),
+}
 
 
 def ours(config: aoext.configs.QuantizationConfig) -> Callable[[nn.Module], Any]:
@@ -36,14 +91,14 @@ def ours(config: aoext.configs.QuantizationConfig) -> Callable[[nn.Module], Any]
 
 
 def is_target(module: nn.Module, name: str) -> bool:
-    return name.endswith(TARGETS)
+    return bool(expert_weights(module)) or name.endswith(TARGETS)
 
 
 def nf4(model: nn.Module) -> None:
     import bitsandbytes
 
     for name, module in list(model.named_modules()):
-        if is_target(module, name):
+        if isinstance(module, nn.Linear) and name.endswith(TARGETS):
             layer = bitsandbytes.nn.Linear4bit(
                 module.in_features,
                 module.out_features,
@@ -71,10 +126,13 @@ def torchao(name: str) -> Callable[[nn.Module], Any]:
 
 WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "as it is": lambda model: None,
+    "aoext nf4": ours(aoext.NF4WeightOnlyConfig()),
     "aoext int4": ours(aoext.Int4WeightOnlyConfig(group_size=64)),
     "aoext int8": ours(aoext.Int8WeightOnlyConfig()),
-    "aoext int8_dynamic": ours(aoext.Int8DynamicActivationInt8WeightConfig()),
     "aoext float8": ours(aoext.Float8WeightOnlyConfig()),
+    "aoext mxfp4": ours(aoext.MXFP4WeightOnlyConfig()),
+    "aoext nvfp4": ours(aoext.NVFP4WeightOnlyConfig()),
+    "aoext int8_dynamic": ours(aoext.Int8DynamicActivationInt8WeightConfig()),
     "bitsandbytes NF4": nf4,
     "torchao int8": torchao("Int8WeightOnlyConfig"),
 }
@@ -111,30 +169,34 @@ class Memory:
             self.peak = torch.cuda.max_memory_allocated(self.device)
 
 
-def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
+def adapted(model: Any, shape: Shape, options: argparse.Namespace) -> Any:
     import peft
-    import transformers
 
+    if options.checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    targets = {"target_modules": list(TARGETS)}
+    if shape.experts:
+        targets = {"target_modules": [], "target_parameters": EXPERTS}
+    config = peft.LoraConfig(r=16, init_lora_weights="gaussian", **targets)
+    return peft.get_peft_model(model, config).train()
+
+
+def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     clock = time.process_time if options.device == "cpu" else time.perf_counter
-    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
+    device, shape = torch.device(options.device), SHAPES[options.shape]
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=options.hidden,
-        intermediate_size=3 * options.hidden,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.hidden // 64,
-        vocab_size=2048,
-        dtype=options.dtype,
-    )
     memory = Memory(device)
     before = memory.now()
-    model = transformers.LlamaForCausalLM._from_config(config, dtype=dtype).to(device)
+    with device:
+        model = shape.build(options.layers, options.dtype)
     WAYS[way](model)
-    adapters = peft.LoraConfig(r=16, target_modules=list(TARGETS), init_lora_weights="gaussian")
-    model = peft.get_peft_model(model, adapters).train()
+    gc.collect()
+    stored = memory.now() - before
+    model = adapted(model, shape, options)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3)
-    ids = torch.randint(0, config.vocab_size, (1, options.tokens), device=device)
+    ids = torch.randint(0, 2048, (options.batch, options.tokens), device=device)
 
     def step() -> float:
         start = clock()
@@ -149,33 +211,58 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
     step()
     with memory:
         times = [step() for _ in range(options.steps)]
-    return {"seconds": statistics.median(times), "bytes": memory.peak - before}
+    return {"seconds": statistics.median(times), "bytes": memory.peak - before, "weights": stored}
+
+
+def measured(way: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What `measure` gives, or why it gives nothing."""
+    if options.together:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return measure(way, options)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        finally:
+            gc.collect()
+            if options.device == "cuda":
+                torch.cuda.empty_cache()
+    child = [sys.executable, __file__, *sys.argv[1:], "--measure", way]
+    done = subprocess.run(child, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["it died"])[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--shape", default="small", choices=SHAPES)
+    parser.add_argument("--layers", type=int, help="instead of the shape's own")
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--checkpointing", action="store_true", help="of activations")
+    parser.add_argument("--together", action="store_true", help="in one process")
     parser.add_argument("--way", action="append", choices=WAYS, help="repeatable; all if none is named")
     parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(options.measure, options)))
         return
-    print("| weights | MB | ms per step |\n|---|---|---|")
+    print("| weights | tokens/s | ms per step | MB, peak | MB, weights |\n|---|---|---|---|---|")
     for way in options.way or WAYS:
-        child = [sys.executable, __file__, *sys.argv[1:], "--measure", way]
-        done = subprocess.run(child, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"| {way} | {(done.stderr.strip().splitlines() or ['it died'])[-1]} | |", flush=True)
+        found = measured(way, options)
+        if "error" in found:
+            print(f"| {way} | {found['error']} | | | |", flush=True)
             continue
-        found = json.loads(done.stdout.splitlines()[-1])
-        print(f"| {way} | {found['bytes'] / 1e6:.0f} | {found['seconds'] * 1e3:.0f} |", flush=True)
+        rate = options.batch * options.tokens / found["seconds"]
+        figures = (found["seconds"] * 1e3, found["bytes"] / 1e6, found["weights"] / 1e6)
+        print(
+            f"| {way} | {rate:.0f} | " + " | ".join(f"{figure:.0f}" for figure in figures) + " |", flush=True
+        )
 
 
 if __name__ == "__main__":

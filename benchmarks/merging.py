@@ -4,9 +4,10 @@
 
 LoRA trains on torch's own C++ headers, which the model, of Python source, has never seen. The table has bits
 per byte of headers that were held out: before training; after it, with the adapter apart; with the adapter
-merged into the quantised weights; and with the model dequantised, then merged. "Survives" is the part of the
-adapter's change that the merged weights have, which aoext measures as it merges. Two minutes on a core. Needs
-peft.
+merged into the quantised weights; with the model dequantised, then merged; and with that quantised again by
+aoext.calibrate, on text of training. "Survives" is the part of the adapter's change that the weights have
+which were merged as they are; aoext measures it as it merges. "By groups" is PEFT's use_qalora. Three minutes
+on a core. Needs peft.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ import click
 import torch
 from torch import nn
 
-from aoext import quantize_
+from aoext import calibrate, quantize_
 from aoext.cli.options import JSON_FILE
-from aoext.cli.page import console, environment, grid, summary_line, write_json
+from aoext.cli.page import environment, grid, present
 from aoext.configs.schemes import as_config
 from aoext.models.layers import set_plain_weight
 from aoext.tensors import QuantizedTensor
 from aoext_bench.tiny_lm import bits_per_byte, load_tiny_lm
 
 SCHEMA = "aoext.merging/1"
-SCHEMES = ("int8", "float8", "int4", "nf4", "nvfp4", "mxfp4")
-COLUMNS = ("before", "adapter apart", "merged", "dequantised, merged")
+SCHEMES = ("int8", "float8", "int4", "nf4", "nvfp4", "mxfp4", "int4 by groups")
+GROUP = 32  # of int4 and of the adapter, where that is by groups
+COLUMNS = ("before", "adapter apart", "merged", "dequantised, merged", "calibrated")
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WINDOW, WINDOWS, BATCH = 128, 48, 4
+SAMPLES = 64  # windows that calibrate
 
 
 def headers() -> tuple[bytes, bytes]:
@@ -57,6 +60,12 @@ def train(model: nn.Module, text: bytes, steps: int) -> None:
         optimizer.zero_grad()
 
 
+def windows(text: bytes, count: int) -> list[torch.Tensor]:
+    """Bytes [1, WINDOW] from all over a text."""
+    step = (len(text) - WINDOW) // count
+    return [torch.tensor([list(text[start : start + WINDOW])]) for start in range(0, count * step, step)]
+
+
 def measure(scheme: str, steps: int, texts: tuple[bytes, bytes]) -> dict[str, Any]:
     """Bits per byte in each state of a model, and how much of the change survives."""
     import peft
@@ -69,9 +78,12 @@ def measure(scheme: str, steps: int, texts: tuple[bytes, bytes]) -> dict[str, An
     text, held_out = texts
     torch.manual_seed(0)
     model = load_tiny_lm(torch.float32)
-    quantize_(model, as_config("--scheme", scheme))
+    base, _, by_groups = scheme.partition(" ")
+    options = {"use_qalora": True, "qalora_group_size": GROUP} if by_groups else {}
+    config = as_config("--scheme", {"scheme": base, "group_size": GROUP} if by_groups else base)
+    quantize_(model, config)
     found = [bits()]
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=TARGETS))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=TARGETS, **options))
     train(adapted, text, steps)
     adapted.eval()
     found.append(bits())
@@ -83,6 +95,8 @@ def measure(scheme: str, steps: int, texts: tuple[bytes, bytes]) -> dict[str, An
         if isinstance(module._parameters.get("weight"), QuantizedTensor):
             set_plain_weight(module, nn.Parameter(module.weight.dequantize(), requires_grad=False))
     model = trained.merge_and_unload()
+    found.append(bits())
+    calibrate(model, windows(text, SAMPLES), config)
     found.append(bits())
     return {
         "scheme": scheme,
@@ -108,11 +122,7 @@ def main(schemes: tuple[str, ...], steps: int, json_path: Path) -> None:
         cells = (f"{bits:.2f}" for bits in result["bits_per_byte"].values())
         view.add_row(scheme, *cells, f"{result['survives']:.0%}")
     where = environment(torch.device("cpu"))
-    write_json(json_path, {"schema": SCHEMA, "environment": where, "steps": steps, "results": results})
-    out = console()
-    out.print(summary_line(where))
-    out.print(f"JSON   {json_path}")
-    out.print(view)
+    present({"schema": SCHEMA, "environment": where, "steps": steps, "results": results}, view, json_path)
 
 
 if __name__ == "__main__":

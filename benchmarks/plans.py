@@ -18,7 +18,7 @@ import click
 import torch
 
 from aoext import ops
-from aoext.formats.table import Code
+from aoext.formats.table import FORMATS, Code
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, E4M3, E5M2 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
@@ -108,6 +108,25 @@ def blocks(M: int, N: int, K: int) -> Iterator[Case]:
             yield f"{name(code)} x {label}", mm, {**options, "input_block": [1, block_k], "out_dtype": BF16}
 
 
+def packed(M: int, N: int, K: int) -> Iterator[Case]:
+    """Codes that lie in blocks of bytes, their scales beside them or inside."""
+    for code in (Code.INT2, Code.INT5, Code.Q4_K, Code.Q6_K):
+        format = FORMATS[code]
+        if K % format.values:
+            continue
+        beside = format.scales == "groups"
+        scale = empty(BF16, K // 32, N) if beside else empty(FP32, 1)
+        weight, zero = empty(LUT4, *format.stored_shape(N, K)), {"zero_point": scale} if beside else {}
+        options = {"code": code, **zero}
+        label = f"{code.name.lower()} by 32" if beside else code.name.lower()
+        for x in (BF16, FP32):
+            yield f"{name(x)} x {label}", ("weight_only_linear", empty(x, M, K), weight, scale), options
+        block = K if beside else 32
+        mm = "scaled_mm", empty(INT8, M, K), weight, empty(FP32, M, math.ceil(K / block)), scale
+        input_block = {} if beside else {"input_block": [1, block]}
+        yield f"int8 x {label}", mm, {**options, **input_block, "out_dtype": BF16}
+
+
 # Products that come with a weight for each of so many experts, too; weight-only int4 has its own above.
 EXPERTS = 128
 OF_EXPERTS = (
@@ -121,6 +140,9 @@ OF_EXPERTS = (
     "bf16 x lut4, scales e8m0 by 1 and 32",
     "bf16 x lut4, scales e4m3 by 1 and 16",
     "bf16 x lut4, scales fp32 by 1 and 64",
+    "bf16 x int2 by 32",
+    "bf16 x q4_k",
+    "int8 x q4_k",
 )
 
 
@@ -149,7 +171,7 @@ def name(dtype: torch.dtype) -> str:
 
 def cases(M: int, N: int, K: int) -> Iterator[Case]:
     """Calls of every operator that chooses a kernel, on meta tensors."""
-    dense = [*int4(M, N, K), *rows(M, N, K), *blocks(M, N, K)]
+    dense = [*int4(M, N, K), *rows(M, N, K), *blocks(M, N, K), *packed(M, N, K)]
     yield from dense
     yield from (of_experts(case) for case in dense if case[0] in OF_EXPERTS)
 

@@ -17,7 +17,7 @@ import click
 import torch
 
 from aoext import ops
-from aoext.formats.table import Code
+from aoext.formats.table import FORMATS, Code
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, E4M3, E5M2 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
@@ -113,11 +113,40 @@ def tables(M: int, N: int, K: int) -> Iterator[Case]:
                 yield f"{NAMES[x]} x table {name} by {'K' if group == K else group}", arguments, options
 
 
+def planes(M: int, N: int, K: int) -> Iterator[Case]:
+    """Codes in planes, with scales beside them and inside."""
+    for code in (Code.INT5, Code.Q4_K, Code.Q5_0, Code.Q6_K, Code.Q8_0, Code.IQ4_XS, Code.TQ2_0):
+        format = FORMATS[code]
+        if K % format.values:
+            continue
+        weight = torch.empty(*format.stored_shape(N, K), dtype=torch.uint8)
+        for group in (8, 16, 32, 96, 128, K) if format.scales == "groups" else (format.group,):
+            if K % group:
+                continue
+            groups = torch.empty(K // group, N, dtype=BF16)
+            operands, options = (weight, groups), {"zero_point": groups, "code": code}
+            if format.scales == "inside":
+                operands, options = (weight, torch.empty(1)), {"code": code}
+            label = f"{code.name.lower()} by {'K' if group == K else group}"
+            for x in (BF16, FP16, FP32):
+                arguments = "weight_only_linear", torch.empty(M, K, dtype=x), *operands
+                yield f"{NAMES[x]} x {label}", arguments, options
+            for quantized in (INT8, E4M3):
+                arguments = "scaled_linear", torch.empty(M, K, dtype=BF16), *operands
+                for block in (32, 256, K) if format.scales == "inside" and K % 256 == 0 else (K,):
+                    of_x = f"{NAMES[quantized]} by {'K' if block == K else block}"
+                    own = {**options, "input_dtype": quantized}
+                    if block < K:
+                        own["input_block"] = [1, block]
+                    yield f"{of_x} x {label}", arguments, own
+
+
 def cases(M: int, N: int, K: int) -> Iterator[Case]:
     """Calls of every operator that chooses a kernel."""
     yield from int4(M, N, K)
     yield from eight_bits(M, N, K)
     yield from tables(M, N, K)
+    yield from planes(M, N, K)
 
 
 def plans() -> Iterator[str]:

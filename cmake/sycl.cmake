@@ -27,7 +27,7 @@ macro(aoext_sycl_image source variant)
     COMMAND ${CMAKE_COMMAND} -E env OCL_ICD_FILENAMES=${AOEXT_OPENCL_CPU}
       $<TARGET_FILE:sycl_to_spirv> ${CMAKE_CURRENT_SOURCE_DIR}/csrc/sycl/kernels/${source}.cpp ${image}
       -I${CMAKE_CURRENT_SOURCE_DIR}/csrc -I${CMAKE_CURRENT_SOURCE_DIR}/csrc/sycl/kernels ${ARGN}
-    DEPENDS sycl_to_spirv csrc/sycl/kernels/${source}.cpp ${sycl_kernel_headers} csrc/common/element.h
+    DEPENDS sycl_to_spirv csrc/sycl/kernels/${source}.cpp ${sycl_kernel_headers} csrc/common/element.h csrc/common/layout.h
     COMMENT "SPIR-V ${source}.${variant}" VERBATIM)
   list(APPEND sycl_images ${image}/modules.inc)
 endmacro()

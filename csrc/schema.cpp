@@ -15,6 +15,12 @@ AOEXT_LIBRARY_DEFINE(m) {
   // What an operator raises for arguments that it refuses, for fake kernels, which know no more than shapes and dtypes.
   m.def("_check_call(str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype) -> ()");
 
+  // A source of high precision into a weight that is in use; common/quantize_weight.h says what of.
+  m.def(
+      "_quantize_weight_(Tensor source, Tensor(a!) weight, Tensor(b!) scale, int code, int[]? block_size, "
+      "Tensor(c!)? zero_point, Tensor? table, Tensor(d!)? global_scale, int symmetric, float rtol, float atol, bool check) "
+      "-> Tensor");
+
   // Behind aoext.explain, aoext.warmup and aoext.show_config: what a device would run for a call, getting its kernels
   // ready, and how the library was built.
   m.def("_explain(str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype) -> str");

@@ -17,23 +17,36 @@ Stored = tuple[dict[str, Tensor], Tensor]
 
 
 def int32_words(rows: Sequence[Sequence[int]], bits: int = 4) -> Tensor:
-    """Codes of 4 or 8 bits to words of 32, the first one lowest, along the last dimension."""
+    """Codes of so many bits to words of 32 along the last dimension: one stream, the first one lowest."""
     words = []
-    count = 32 // bits
     for row in rows:
-        assert len(row) % count == 0
-        packed = [
-            sum(int(row[count * i + j]) << (bits * j) for j in range(count)) for i in range(len(row) // count)
-        ]
-        words.append([word - (1 << 32) if word >= 1 << 31 else word for word in packed])
+        stream = sum(int(code) << (bits * i) for i, code in enumerate(row))
+        parts = [stream >> (32 * i) & 0xFFFFFFFF for i in range(-(-len(row) * bits // 32))]
+        words.append([word - (1 << 32) if word >= 1 << 31 else word for word in parts])
     return torch.tensor(words, dtype=torch.int32)
 
 
-def _grouped(rows: int, columns: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
+def int32_planes(rows: Sequence[Sequence[int]], bits: int) -> Tensor:
+    """32 codes after 32 codes to words of 32: those of their lowest 4, 2 or 1 bits, then of the next."""
+    planes = {3: [2, 1], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1]}.get(bits, [bits])
+    words = []
+    for row in rows:
+        assert len(row) % 32 == 0
+        parts: list[int] = []
+        for i in range(0, len(row), 32):
+            for at, width in enumerate(planes):
+                low = sum(planes[:at])
+                plane = [int(code) >> low & (1 << width) - 1 for code in row[i : i + 32]]
+                parts += int32_words([plane], width)[0].tolist()
+        words.append(parts)
+    return torch.tensor(words, dtype=torch.int32)
+
+
+def _grouped(rows: int, columns: int, group: int, bits: int = 4) -> tuple[Tensor, Tensor, Tensor]:
     """Codes [N, K], scales float16 [N, K/g] and integer zeros [N, K/g]."""
-    codes = torch.randint(16, (rows, columns))
+    codes = torch.randint(2**bits, (rows, columns))
     scales = (torch.rand(rows, columns // group) * 0.1 + 0.001).half()
-    zeros = torch.randint(1, 16, (rows, columns // group))
+    zeros = torch.randint(2**bits, (rows, columns // group))
     return codes, scales, zeros
 
 
@@ -43,17 +56,29 @@ def _exact(codes: Tensor, scales: Tensor, zeros: Tensor, group_of: Tensor) -> Te
 
 
 def gptq(
-    rows: int, columns: int, group: int, *, form: str = "gptq", act_order: bool | Tensor = False
+    rows: int,
+    columns: int,
+    group: int,
+    bits: int = 4,
+    *,
+    form: str = "gptq",
+    act_order: bool | Tensor = False,
+    symmetric: bool = False,
 ) -> Stored:
     """act_order: whether columns of a group lie apart, or the group of each column"""
-    codes, scales, zeros = _grouped(rows, columns, group)
+    codes, scales, zeros = _grouped(rows, columns, group, bits)
+    if symmetric:
+        zeros = torch.full_like(zeros, 2 ** (bits - 1))
     group_of = act_order if isinstance(act_order, Tensor) else _groups(columns, group, act_order)
-    stored_zeros = zeros.t().tolist()
-    if form == "gptq":
-        stored_zeros = [[zero - 1 for zero in row] for row in stored_zeros]
+    words = int32_planes if form == "gptq_p" else int32_words
+    # Zeros minus one, in the range of codes; where these fill words, each word is one number.
+    stored_zeros = (zeros - 1) % 2**bits if form == "gptq" and bits == 3 else zeros
+    qzeros = words(stored_zeros.t().tolist(), bits)
+    if form == "gptq" and bits != 3:
+        qzeros = qzeros - sum(1 << at for at in range(0, 32, bits))
     tensors = {
-        "qweight": int32_words(codes.tolist()).t().contiguous(),
-        "qzeros": int32_words(stored_zeros),
+        "qweight": words(codes.tolist(), bits).t().contiguous(),
+        "qzeros": qzeros,
         "scales": scales.t().contiguous(),
         "g_idx": group_of.int(),
     }
@@ -78,34 +103,47 @@ def awq(rows: int, columns: int, group: int, bits: int = 4) -> Stored:
     return tensors, _exact(codes, scales, zeros, torch.arange(columns) // group)
 
 
-def hqq(rows: int, columns: int, group: int) -> Stored:
-    codes, scales, _ = _grouped(rows, columns, group)
-    zeros = (torch.rand(rows, columns // group) * 15).half()
+def hqq(rows: int, columns: int, group: int, bits: int = 4) -> Stored:
+    codes, scales, _ = _grouped(rows, columns, group, bits)
+    zeros = (torch.rand(rows, columns // group) * (2**bits - 1)).half()
     matrix = codes.view(-1, group)
-    half = matrix.shape[0] // 2
+    count = {2: 4, 3: 10, 4: 2}.get(bits, 1)  # of codes that are packed together, those of 3 bits in words
+    parts = torch.nn.functional.pad(matrix, (0, 0, 0, -len(matrix) % count)).chunk(count)
+    W_q = sum(part << (bits * i) for i, part in enumerate(reversed(parts)))
+    assert isinstance(W_q, Tensor)
     tensors = {
-        "W_q": (matrix[:half] << 4 | matrix[half:]).to(torch.uint8),
+        "W_q": W_q.to(torch.int32 if bits == 3 else torch.uint8),
         "scale": scales.view(-1, 1),
         "zero": zeros.view(-1, 1),
         "shape": torch.tensor([rows, columns]),
-        "nbits": torch.tensor(4),
+        "nbits": torch.tensor(bits),
     }
     return tensors, _exact(codes, scales, zeros.double(), torch.arange(columns) // group)
 
 
-def pack_quantized(rows: int, columns: int, group: int, *, symmetric: bool = True) -> Stored:
-    codes, scales, zeros = _grouped(rows, columns, group)
+def pack_quantized(
+    rows: int,
+    columns: int,
+    group: int,
+    bits: int = 4,
+    *,
+    symmetric: bool = True,
+    act_order: bool = False,
+) -> Stored:
+    codes, scales, zeros = _grouped(rows, columns, group, bits)
+    group_of = _groups(columns, group, act_order)
     tensors = {
-        "weight_packed": int32_words(codes.tolist()),
+        "weight_packed": int32_words(codes.tolist(), bits),
         "weight_scale": scales,
         "weight_shape": torch.tensor([rows, columns]),
     }
     if symmetric:
-        zeros = torch.full_like(zeros, 8)
-    else:  # along N, filled up with zeros
-        lines = [line + [0] * (-len(line) % 8) for line in zeros.t().tolist()]
-        tensors["weight_zero_point"] = int32_words(lines).t().contiguous()
-    return tensors, _exact(codes, scales, zeros, torch.arange(columns) // group)
+        zeros = torch.full_like(zeros, 2 ** (bits - 1))
+    else:  # along N
+        tensors["weight_zero_point"] = int32_words(zeros.t().tolist(), bits).t().contiguous()
+    if act_order:
+        tensors["weight_g_idx"] = group_of.int()
+    return tensors, _exact(codes, scales, zeros, group_of)
 
 
 def int_quantized(rows: int, columns: int) -> Stored:
@@ -118,6 +156,23 @@ def float_quantized(rows: int, columns: int, *, whole: bool = False) -> Stored:
     q = torch.randn(rows, columns).to(torch.float8_e4m3fn)
     scale = torch.rand(1) if whole else torch.rand(rows, 1)
     return {"weight": q, "weight_scale": scale}, q.double() * scale.double()
+
+
+def gemma(rows: int, columns: int, bits: int, *, embedding: bool = False, groups: int = 1) -> Stored:
+    """Integers of 2, 4 or 8 bits; the activations' scales say that they were not fixed."""
+    half = 1 << (bits - 1)
+    codes = torch.randint(-half, half, (rows, columns))
+    scales = (torch.rand(rows, groups) + 0.5) / half
+    packed = sum((codes[:, i :: 8 // bits] + half) << (bits * i) for i in range(8 // bits))
+    tensors = {
+        "embedding_quantized" if embedding else "weight": codes.to(torch.int8)
+        if bits == 8
+        else torch.as_tensor(packed).to(torch.uint8),
+        "embedding_scale" if embedding else "weight_scale": scales,
+    }
+    if not embedding:
+        tensors |= {f"{where}_activation_scale": torch.tensor(0.0) for where in ("input", "output")}
+    return tensors, codes.double() * scales.double().repeat_interleave(columns // groups, 1)
 
 
 def bitsandbytes_int8(rows: int, columns: int) -> Stored:

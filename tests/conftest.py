@@ -17,6 +17,10 @@ from typing import Any
 # OpenMP's threads sleep while they wait: several processes with a thread for each core run these tests, and
 # one that spins keeps off its core the thread that it waits for. OpenMP reads this when torch loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# And each process takes its share of the cores, or their threads wait for each other. Tests that ask what
+# threads do set their number; below sanitizers and from wheels the operators run with a thread for each core.
+if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
 
 import pytest
 import torch
@@ -36,6 +40,8 @@ def _simulated_xpu() -> ModuleType | None:
         return None
     if not available()[0]:
         return None
+    # Kernels are compiled once, and not by each process of a run.
+    os.environ.setdefault("XPU_SIM_PROGRAMS", str(Path(__file__).parent.parent / "build" / "xpu_programs"))
     xpu_sim.install()
     xpu_sim.canaries(True)
     return xpu_sim
@@ -88,6 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set(repeated)
     items[:] = [item for item in items if item not in left_out]
     selection.mark_quick(items)
+    selection.longest_first(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

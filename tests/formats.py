@@ -18,9 +18,12 @@ from aoext.tensors import (
     BlockwiseTensor,
     Float8Tensor,
     Int2Tensor,
+    Int3Tensor,
     Int4Tensor,
+    Int6Tensor,
     Int8Tensor,
     Lut4Tensor,
+    NestedLut4Tensor,
     QuantizedTensor,
 )
 from aoext.tensors.groups import GroupsTensor
@@ -33,7 +36,6 @@ OPERATORS = aoext.ops.operators()
 KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE, "sort_by_expert"]
 # What the generic kernels serve on XPUs.
 BY_ATEN_ON_XPU = (
-    *(kind for kind in KINDS if "int2" in kind.split()),
     "convert_weight_to_int4pack",
     "weight_only_linear int8 zeros",
 )
@@ -54,7 +56,7 @@ def call_of_any(
     return list(call.args), call.kwargs
 
 
-# The weight's K must be a multiple of this.
+# The weight's K must be a multiple of this, and of columns_step(format).
 GROUP_SIZE = 16
 BLOCK = [1, GROUP_SIZE]
 
@@ -65,6 +67,8 @@ FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
     "int4_int8": lambda w: Int4Tensor.from_hp(w, BLOCK, activation=torch.int8),
     "int4_float8": lambda w: Int4Tensor.from_hp(w, BLOCK, symmetric=True, activation=E4M3),
     "int2": lambda w: Int2Tensor.from_hp(w, BLOCK),
+    "int3": lambda w: Int3Tensor.from_hp(w, BLOCK),
+    "int6_int8": lambda w: Int6Tensor.from_hp(w, BLOCK, activation=torch.int8),
     "int2_symmetric": lambda w: Int2Tensor.from_hp(w, BLOCK, symmetric=True, activation=torch.int8),
     "int8": Int8Tensor.from_hp,
     "int8_dynamic": lambda w: Int8Tensor.from_hp(w, dynamic_activation=True),
@@ -84,7 +88,11 @@ FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
     "mxfp4": lambda w: Lut4Tensor.from_hp(w, "mxfp4", block_size=BLOCK),
     "nvfp4": lambda w: Lut4Tensor.from_hp(w, "nvfp4"),
     "nf4": lambda w: Lut4Tensor.from_hp(w, "nf4", block_size=BLOCK),
+    "nf4_nested": lambda w: NestedLut4Tensor.from_hp(w, "nf4", block_size=BLOCK),
 }
+
+# Those whose parts are views, wherever they are cut.
+SLICED = [name for name in FORMATS if name != "nf4_nested"]
 
 # The formats whose groups divide K, by name, and the largest magnitude of their codes.
 LARGEST_CODES = {f.name: max(-f.lowest, f.highest) for f in table.FORMATS.values() if f.scales == "groups"}
@@ -94,9 +102,16 @@ def is_by_groups(format: str) -> bool:
     return format.split("_")[0] in LARGEST_CODES
 
 
+def columns_step(format: str) -> int:
+    """How many columns have whole bytes."""
+    return next((f.values for f in table.FORMATS.values() if f.name == format.split("_")[0]), 1)
+
+
 # The largest loss of weights, by what their format's name has; in this order.
 LARGEST_LOSS = {
     "int2": 0.45,
+    "int3": 0.25,
+    "int6": 0.04,
     "int4": 0.13,
     "int8": 0.02,
     "float8": 0.07,
@@ -142,6 +157,9 @@ def meaning(weight: QuantizedTensor) -> Tensor:
     if not weight.any_blocks:
         return qdata.double() * fields["scale"].double()
     codes = values.lut4_float64(qdata, fields["table"]) if "table" in fields else qdata.double()
+    if isinstance(weight, NestedLut4Tensor):
+        scale = nested_scales(fields["scale"], fields["table"], fields["global_scale"], fields["zero_point"])
+        return values.blockwise_float64(codes, scale, weight.block_size, slice(None))
     if "zero_point" in fields:
         ones = torch.ones_like(codes)
         codes = codes - values.blockwise_float64(
@@ -149,6 +167,14 @@ def meaning(weight: QuantizedTensor) -> Tensor:
         )
     result = values.blockwise_float64(codes, fields["scale"], weight.block_size, slice(None))
     return result * fields["global_scale"].double() if "global_scale" in fields else result
+
+
+def nested_scales(codes: Tensor, table: Tensor, global_scale: Tensor, zero_point: Tensor) -> Tensor:
+    """Scales of 8 bits in float32, where the product rounds and then the sum."""
+    products = [
+        table[16 + code] * global_scale.flatten()[i // 256] for i, code in enumerate(codes.flatten().tolist())
+    ]
+    return (torch.stack(products) + zero_point).view(codes.shape) if products else codes.float()
 
 
 def product(input: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:

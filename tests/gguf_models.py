@@ -16,20 +16,23 @@ from aoext.checkpoints import gguf as blocks
 HIDDEN, INNER, VOCABULARY, HEADS, KV_HEADS = 256, 512, 96, 4, 2
 IDS = torch.arange(10)[None]
 
-# Where the float16 scales of a block lie; of the others at its beginning.
-SCALES = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "MXFP4": ()}
-
 
 def random_blocks(kind: str, rows: int, columns: int) -> numpy.ndarray:
     """Blocks with random bits, but small finite scales."""
-    form = blocks.FORMATS[kind]
+    form = blocks.FORMATS.get(kind) or blocks.BlockFormat(*gguf.GGML_QUANT_SIZES[type_of(kind)], (0,))
     raw = torch.randint(256, (rows, columns // form.values, form.bytes), dtype=torch.uint8)
-    small = 0.001 if kind in ("Q8_0", "Q6_K", "Q3_K", "IQ4_NL", "IQ4_XS") else 0.01
-    for at in SCALES.get(kind, (0,)):
+    small = 0.01 if kind in ("Q4_0", "Q4_1", "Q5_1", "TQ1_0", "TQ2_0") else 0.001
+    small = 0.0001 if kind == "IQ3_S" else small
+    for at in form.halves:
         scale = (torch.rand(*raw.shape[:2], 1) * small).half()
         raw[..., at : at + 2] = scale.view(torch.uint8)
     if kind == "MXFP4":
         raw[..., 0] = torch.randint(110, 122, raw.shape[:2], dtype=torch.uint8)
+    if kind == "NVFP4":
+        raw[..., :4] = torch.randint(0x10, 0x30, (*raw.shape[:2], 4), dtype=torch.uint8)
+    if kind == "TQ2_0":  # codes of 0, 1 and 2
+        codes = torch.randint(3, (*raw.shape[:2], 64, 4), dtype=torch.uint8)
+        raw[..., :64] = (codes << torch.tensor([0, 2, 4, 6], dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
     return raw.flatten(1).numpy()
 
 
@@ -121,10 +124,7 @@ def write(
             turned = heads.get(name.rpartition(".")[2]) if is_turned else None
             if name in kinds and leaf == "weight":
                 made = kinds[name]
-                if made in blocks.FORMATS:
-                    raw = random_blocks(made, *value.shape)
-                else:
-                    raw = gguf.quants.quantize(value.numpy(), type_of(made))
+                raw = random_blocks(made, *value.shape)
                 stored = torch.from_numpy(gguf.quants.dequantize(raw, type_of(made)).copy())
                 if turned:  # the other way round
                     stored = stored.view(turned, -1, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
@@ -163,10 +163,7 @@ def add_experts(writer: Any, path: str, experts: Any, kinds: dict[str, str]) -> 
             writer.add_tensor(f"{name}.weight", values.contiguous().numpy())
             continue
         E, N, K = values.shape
-        if kinds[name] in blocks.FORMATS:
-            raw = random_blocks(kinds[name], E * N, K)
-        else:
-            raw = gguf.quants.quantize(values.reshape(-1, K).numpy(), type_of(kinds[name]))
+        raw = random_blocks(kinds[name], E * N, K)
         values.copy_(torch.from_numpy(gguf.quants.dequantize(raw, type_of(kinds[name]))).view(E, N, K))
         writer.add_tensor(f"{name}.weight", raw.reshape(E, N, -1), raw_dtype=type_of(kinds[name]))
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # asynchronous saving wants a CPU's beside
 SECONDS = 300  # that a rank waits for another, so that a failure in one ends the call in all
 
 

@@ -67,6 +67,11 @@ def repetitions(items: Sequence[pytest.Item], simulated: bool) -> list[pytest.It
     return found
 
 
+def longest_first(items: list[pytest.Item]) -> None:
+    """What builds or starts programs comes first, so that no process is left with it when others end."""
+    items.sort(key=lambda item: not {body(item), item.path.name} & LEFT_OUT)
+
+
 def mark_quick(items: Iterable[pytest.Item]) -> None:
     """Mark the first case of each body, which the order of devices makes one of the CPU."""
     seen = set()

@@ -363,11 +363,3 @@ def test_modules_that_are_trained_in_full_are_plain_copies():
     model.add_adapter("other", peft.LoraConfig(r=4, **options))
     model.set_adapter("other")
     trained_on(IDS, model)
-
-
-def test_adapters_of_quantised_parameters_are_refused():
-    model = llama("int4", embeddings=False)
-    with pytest.raises(TypeError, match=r"weight of a QuantizedLinear is quantised.*target_modules"):
-        peft.get_peft_model(model, peft.LoraConfig(target_modules=[], target_parameters=["q_proj.weight"]))
-    plain = peft.LoraConfig(target_modules=[], target_parameters=["lm_head.weight"])
-    trained_on(IDS, peft.get_peft_model(llama("int4", embeddings=False), plain))

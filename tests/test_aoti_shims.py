@@ -239,4 +239,4 @@ def test_every_own_kernel_is_registered_for_its_shim_too():
     sources = [file for device in ("cpu", "cuda", "sycl") for file in (ROOT / "csrc" / device).glob("*.cpp")]
     alone = {file.name for file in sources if "AOEXT_LIBRARY_IMPL" in file.read_text()}
     assert sources
-    assert alone == {"explain.cpp", "plans.cpp", "warmup.cpp"}
+    assert alone == {"explain.cpp", "plans.cpp", "quantize_weight.cpp", "warmup.cpp"}

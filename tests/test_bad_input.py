@@ -42,6 +42,8 @@ FLOAT_INPUT = [*INT4, *ROWWISE, *BLOCKWISE, "weight_only_linear lut4"]
 WEIGHT_SCALE = ["scaled_mm blocks", "scaled_linear blocks"]
 BLOCK_SIZE = [*WEIGHT_ONLY_BLOCKWISE, "dequantize blocks", *LUT4, *WEIGHT_SCALE]
 GROUPED_INT4 = ["weight_only_linear int4 experts"]
+PLANES = ["weight_only_linear int5", "scaled_mm int5", "scaled_linear int5", "dequantize int5"]
+GGUF = ["weight_only_linear q4_k", "scaled_mm q4_k", "scaled_linear q4_k", "dequantize q4_k"]
 ZEROS = ["weight_only_linear int8 zeros", "dequantize int8 zeros"]
 SCALES = r"float32, bfloat16, float16, float8_e8m0fnu \(or uint8 exponents\) or float8_e4m3fn"
 
@@ -87,8 +89,8 @@ CASES = [
     (["scaled_mm blocks"], "input_scale", lambda t: t[:, :1], r"input_scale must be .*, got float32 \[3, 1\]"),
     (LUT4, "weight", lambda t: t.view(torch.int8), r"weight must be uint8 \[N, K/2\].*, got int8 \[40, 32\]"),
     (LUT4, "weight", lambda t: t[0], r"weight must be uint8 \[N, K/2\].*, got uint8 \[32\]"),
-    (LUT4, "table", lambda t: t.bfloat16(), r"table must be float32 \[16\], got bfloat16 \[16\]"),
-    (LUT4, "table", lambda t: t[:15], r"table must be float32 \[16\], got float32 \[15\]"),
+    (LUT4, "table", lambda t: t.bfloat16(), r"table must be float32 \[16\], or \[272\] of nested scales, got bfloat16 \[16\]"),
+    (LUT4, "table", lambda t: t[:15], r"table must be float32 \[16\], or .*, got float32 \[15\]"),
     (LUT4, "table", lambda t: t.repeat(2)[::2], r"table must be contiguous"),
     (LUT4, "global_scale", lambda t: t.repeat(2), r"global_scale must be float32 with one element, got float32 \[2\]"),
     (LUT4, "global_scale", lambda t: t.bfloat16(), r"global_scale must be float32 with one element, got bfloat16 \[1\]"),
@@ -104,13 +106,26 @@ CASES = [
     (BLOCK_SIZE, "block_size", lambda b: [0, 32], r"block_size must be \[block_n, block_k\], both positive, got \[0, 32\]"),
     (WEIGHT_SCALE, "block_size", lambda b: [1, -1], r"block_size must be \[block_n, block_k\], both positive, got \[1, -1\]"),
     (WEIGHT_SCALE, "input_block", lambda b: [2, 32], r"input_block must be \[1, block_k\], block_k positive, got \[2, 32\]"),
-    (GROUPED, "input", lambda t: t[None], r"input must be \[T, K\] beside offsets, got \w+ \[1, 3, 64\]"),
+    (PLANES, "weight", lambda t: t[..., :19], r"weight must be uint8 \[N, K/32, 20\].*, got uint8 \[40, 2, 19\]"),
+    (PLANES, "weight", lambda t: t.flatten(1), r"weight must be uint8 \[N, K/32, 20\].*, got uint8 \[40, 40\]"),
+    (PLANES[:3], "input", lambda t: t[:, :63], r"input must be \[..., K\] with K a multiple of 32, got \w+ \[3, 63\]"),
+    (PLANES, "scale", lambda t: t.double(), r"scale must be bfloat16, float16 or float32 \[K/group_size, N\] = \[\*, 40\]"),
+    (PLANES, "zero_point", lambda t: None, r"zero_point must be of scale's dtype and shape, .*, got None"),
+    (GGUF, "weight", lambda t: t.transpose(0, 2).contiguous().transpose(0, 2), r"weight must be contiguous"),
+    (GGUF, "weight", lambda t: t[:, 0], r"weight must be uint8 \[N, K/256, 144\].*, got uint8 \[40, 144\]"),
+    (GGUF[:3], "input", lambda t: t[:, :128], r"input must be \[..., K\] with K a multiple of 256, got \w+ \[3, 128\]"),
+    (GGUF, "scale", lambda t: t.half(), r"scale must be float32 \[1\] = \[1\], got float16 \[1\]"),
+    (GGUF, "scale", lambda t: t.repeat(2), r"scale must be float32 \[1\] = \[1\], got float32 \[2\]"),
+    (GGUF, "block_size", lambda b: [1, 64], r"block_size must be \[1, 32\] of q4_k, got \[1, 64\]"),
+    (["weight_only_linear q4_k experts"], "scale", lambda t: t[0], r"scale must be float32 \[E, 1\] = \[4, 1\], got float32 \[1\]"),
+    (GROUPED, "input", lambda t: t[None], r"input must be \[T, K\] beside offsets, got \w+ \[1, 3, \d+\]"),
     (GROUPED_INT4, "input", lambda t: t[:, :62], r"weight must be int8 \[E, N, K/2\] = \[4, \*, 31\] for an input with K = 62, got int8 \[4, 40, 32\]"),
     (GROUPED_INT4, "input", lambda t: t[:, :63], r"input must be \[T, K\] with K even, got bfloat16 \[3, 63\]"),
     (GROUPED, "offsets", lambda t: t.long(), r"offsets must be int32 \[E\], for each expert where its rows end, E > 0, got int64 \[4\]"),
     (GROUPED, "offsets", lambda t: t[:0], r"offsets must be int32 \[E\], .*, got int32 \[0\]"),
     (GROUPED, "offsets", lambda t: t.repeat(2)[::2], r"offsets must be contiguous"),
     (GROUPED_INT4, "offsets", lambda t: t[1:], r"weight must be int8 \[E, N, K/2\] = \[3, \*, 32\] .*, got int8 \[4, 40, 32\]"),
+    (["weight_only_linear lut4 experts"], "global_scale", lambda t: t[1:], r"global_scale must be float32 with one element or \[E\] = \[4\], got float32 \[3, 1\]"),
     (GROUPED_INT4, "weight", lambda t: t[0], r"weight must be int8 \[E, N, K/2\] = \[4, \*, 32\] .*, got int8 \[40, 32\]"),
     (GROUPED_INT4, "weight", lambda t: t.mT.contiguous().mT, r"weight must be contiguous"),
     (GROUPED_INT4, "scale", lambda t: t[:, :, 1:], r"scale must be .* \[E, K/group_size, N\] = \[4, \*, 40\] with a group_size that divides K = 64, got bfloat16 \[4, 2, 39\]"),

@@ -15,6 +15,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import test_calibrate
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 if not BENCHMARKS.is_dir():
     pytest.skip("needs the project's sources", allow_module_level=True)
@@ -113,6 +115,20 @@ def test_a_model_of_experts_is_measured(program: Callable[[str], ModuleType], tm
     assert_sound(content)
     bf16, int4 = (result["weight_bytes"] for result in content["results"])
     assert int4 < 0.32 * bf16  # nearly all of it are experts
+
+
+def test_peers_of_products_of_experts_compute_the_same(program: Callable[[str], ModuleType]) -> None:
+    """The loops do; torch's product is of other weights."""
+    g = torch.Generator().manual_seed(torch.seed() % 2**31)
+    x = torch.randn(24, 256, dtype=torch.bfloat16, generator=g)
+    offsets = torch.tensor([7, 7, 20, 21], dtype=torch.int32)  # behind which rows are left
+    calls = {name: call for name, _, _, call in program("experts").products(x, 128, offsets, g)}
+    loops = [name for name in calls if name.endswith(" by a loop")]
+    assert len(loops) == 4
+    for name in loops:
+        result = calls[name](1)
+        assert result.shape == (21, 128)
+        torch.testing.assert_close(result, calls[name.removesuffix(" by a loop")](1)[:21])
 
 
 def test_compiled_steps_are_measured(program: Callable[[str], ModuleType], tmp_path: Path) -> None:
@@ -221,3 +237,50 @@ def test_merging_shows_what_an_adapter_loses(program, tmp_path):
         assert bits["dequantised, merged"] == pytest.approx(bits["adapter apart"], abs=1e-3)
     assert exact["survives"] > 0.9 > 0.7 > coarse["survives"]
     assert coarse["bits_per_byte"]["merged"] > coarse["bits_per_byte"]["adapter apart"]
+
+
+def test_quantisers_are_judged_on_the_same_text(program, tmp_path, generator):
+    test_calibrate.of_letters(tmp_path, generator)
+    for name, count in (("train", 4200), ("heldout", 1100)):
+        (tmp_path / f"{name}.txt").write_text(test_calibrate.letters(generator, count))
+    one = program("quality_peers").one
+    results = [
+        one(name, tmp_path, bits=4, group_size=32, samples=8, steps=10, windows=2)
+        for name in ("rounding", "search", "gptq", "signround")
+    ]
+    assert [result["by"] for result in results] == ["rounding", "search", "gptq", "signround"]
+    rounding, *others = results
+    for result in others:
+        assert 0 < result["kl"] < rounding["kl"]
+        assert result["perplexity"] > 1
+        assert result["seconds"] > 0
+        assert result["peak_mb"] >= 0
+
+
+def test_training_draws_curves_of_all_ways(program: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    module = program("training")
+    chart = tmp_path / "curves.png"
+    _, content = run(module, tmp_path, "--steps", "4", "--seeds", "2", "--chart", str(chart))
+    assert [result["way"] for result in content["results"]] == list(module.WAYS)
+    assert chart.stat().st_size > 1000
+    for result in content["results"]:
+        assert len(result["curve"]) == 4
+        assert abs(result["difference"]) < 0.2
+    assert content["results"][0]["difference"] == 0
+    assert len({result["bits_per_byte"] for result in content["results"]}) > 2
+
+
+def test_training_steps_are_timed(program: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    module = program("training_step")
+    arguments = ("--hidden", "64", "--layers", "1", "--tokens", "8", "--steps", "1", "--vocabulary", "64")
+    _, content = run(module, tmp_path, *arguments)
+    assert [result["way"] for result in content["results"]] == list(module.WAYS)
+    assert all(result["tokens_per_second"] > 0 for result in content["results"])
+
+
+def test_training_products_are_timed(program: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    module = program("training_products")
+    arguments = ("--shape", "64x128", "--m", "8", "--repeats", "1")
+    _, content = run(module, tmp_path, *arguments)
+    assert [result["scheme"] for result in content["results"]] == list(module.SCHEMES)
+    assert all(set(result["parts"]) == set(module.COLUMNS) for result in content["results"])

@@ -14,12 +14,14 @@ from torch import Tensor
 import aoext
 import checkpoint_packers as pack
 from aoext.convert import convert_checkpoint
+from aoext.tensors import GROUPS_TYPES
 from models import quantized_names
 from test_checkpoints import GPTQ, exactly, weights
 
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
+PARTS = ("self_attn.q_proj", "mlp.gate_proj")
 HIDDEN, INNER, HEADS, KEYS = 64, 128, 4, 2
 
 
@@ -78,6 +80,48 @@ def test_weights_of_another_shape_than_the_models_are_refused_by_name(tmp_path):
     for tried in (load, lambda folder: convert_checkpoint(folder, tmp_path / "ours")):
         with pytest.raises(ValueError, match=rf"{message} the model one \[32, 64\]"):
             tried(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("method", ["gptq", "auto-round", "compressed-tensors", "hqq"])
+def test_layers_of_2_3_and_6_bits(tmp_path, method):
+    """They load, are converted as they are, and generate. AutoRound has no 6 bits."""
+    widths = {"q_proj": 2, "gate_proj": 4 if method == "auto-round" else 6}
+
+    def make(name: str, N: int, K: int) -> pack.Stored:
+        bits = widths.get(name.rpartition(".")[2], 3)
+        packed = {"compressed-tensors": pack.pack_quantized, "hqq": pack.hqq}.get(method)
+        if packed is not None:
+            return packed(N, K, 32, bits)
+        return pack.gptq(N, K, 32, bits, form="gptq_p" if method == "gptq" else "gptq")
+
+    settings: dict[str, Any] = {**GPTQ, "quant_method": method, "bits": 3}
+    if method == "gptq":
+        own = {rf".*\.{name}$": {"bits": bits} for name, bits in widths.items()}
+        settings |= {"checkpoint_format": "gptq_p", "dynamic": own}
+    elif method == "auto-round":
+        own = {f"model.layers.0.{part}": {"bits": widths[part.rpartition(".")[2]]} for part in PARTS}
+        settings |= {"packing_format": "auto_round:auto_gptq", "extra_config": own}
+    elif method == "compressed-tensors":
+        groups = {
+            f"group_{bits}": {
+                "targets": [f"re:.*{name}" if name else "Linear"],
+                "weights": {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 32},
+            }
+            for name, bits in {**widths, "": 3}.items()
+        }
+        settings = {"quant_method": method, "format": "pack-quantized", "config_groups": groups}
+    else:
+        settings = {"quant_method": method}
+    meant = checkpoint(tmp_path / "theirs", make, {"quantization_config": settings})
+    convert_checkpoint(tmp_path / "theirs", tmp_path / "ours")
+    for folder in ("theirs", "ours"):
+        model = load(tmp_path / folder)
+        for name, exact in meant.items():
+            weight = model.get_submodule(name).weight
+            assert type(weight) is GROUPS_TYPES[widths.get(name.rpartition(".")[2], 3)]
+            difference = (exactly(weight) - exact).abs().max()
+            assert difference <= (1e-7 if method == "hqq" else 0) * exact.abs().max()
+        assert model.generate(torch.tensor([[3, 14, 15]]), max_new_tokens=3).shape == (1, 6)
 
 
 def test_a_config_of_compressed_tensors_first_releases(tmp_path):

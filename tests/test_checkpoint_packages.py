@@ -5,6 +5,7 @@ Each test runs where its package is; tests/checkpoint_packers.py has packers for
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -16,11 +17,14 @@ from aoext.checkpoints import WRITERS, reader_for
 from aoext.tensors import (
     BlockwiseTensor,
     Float8Tensor,
+    Int2Tensor,
     Int4Tensor,
+    Int5Tensor,
     Int8Tensor,
     Lut4Tensor,
     QuantizedTensor,
 )
+from aoext.tensors.nested import with_float_scales
 from test_checkpoints import exactly
 
 N, K, GROUP = 32, 128, 32
@@ -72,16 +76,18 @@ def settings_of(scheme: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("group", [GROUP, K])
-def test_compressed_tensors_packs_four_bits(device, group, symmetric):
-    scheme: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": symmetric}
+@pytest.mark.parametrize(
+    ("bits", "group"), [(2, GROUP), (3, GROUP), (4, GROUP), (4, K), (5, K), (6, GROUP), (7, K)]
+)
+def test_compressed_tensors_packs_integers(device, bits, group, symmetric):
+    scheme: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": symmetric}
     scheme.update({"strategy": "channel"} if group == K else {"strategy": "group", "group_size": group})
     compress, made = compressor(scheme, "pack-quantized")
-    codes, scales, zeros = integers(group, not symmetric)
+    codes, scales, zeros = integers(group, not symmetric, bits)
     exact = values(codes, scales, zeros, torch.arange(K) // group)
     state = {"weight": exact.float(), "weight_scale": scales.float()}
     if not symmetric:
-        state["weight_zero_point"] = (zeros - 8).to(torch.int8)
+        state["weight_zero_point"] = (zeros - 2 ** (bits - 1)).to(torch.int8)
     stored = compress.compress(dict(state), made)
     assert stored["weight_packed"].dtype is torch.int32
     weight = reader_for(settings_of(scheme)).weight(
@@ -229,8 +235,9 @@ def test_bitsandbytes_four_bits(device, kind, nested, shape):
     scale = state.absmax
     if nested:
         scale = functional.dequantize_blockwise(scale, state.state2) + state.offset
-    # Not its kernel for CPUs, which has rows begin with a block of their own. It rounds a nested scale twice
-    # in float32, and the product with it.
+        if shape[1] % 64 == 0:
+            assert torch.equal(with_float_scales(weight).scale.cpu().flatten(), scale)
+    # Not its kernel for CPUs, which has rows begin with a block of their own. It rounds the product.
     theirs = _dequantize_4bit_compute(packed.flatten(), scale, state.code, 64, shape, torch.float32)
     close(weight, theirs, 2**-22)
     if shape[1] % 64 == 0:
@@ -273,19 +280,21 @@ def test_bitsandbytes_rows(device):
 # HQQ
 
 
-@pytest.mark.parametrize("group", [GROUP, 64])
-def test_hqq_groups(device, group):
+@pytest.mark.parametrize(
+    ("bits", "group"), [(1.58, 64), (2, 64), (3, GROUP), (4, GROUP), (4, 64), (5, 64), (6, 64)]
+)
+def test_hqq_groups(device, bits, group):
     quantize = pytest.importorskip("hqq.core.quantize")
     W_q, meta = quantize.Quantizer.quantize(
-        torch.randn(N, K), nbits=4, group_size=group, axis=1, optimize=False, device="cpu"
+        torch.randn(N, K), nbits=bits, group_size=group, axis=1, optimize=False, device="cpu"
     )
     shape = torch.tensor(list(meta["shape"]))
     stored = {"W_q": W_q, "scale": meta["scale"], "zero": meta["zero"], "shape": shape}
-    weight = reader_for({"quant_method": "hqq"}).weight(
+    weight = reader_for({"quant_method": "hqq", "nbits": bits}).weight(
         "q", {key: tensor.to(device) for key, tensor in stored.items()}, torch.float16
     )
     assert weight.block_size == [1, group]
-    codes = quantize.Quantizer.unpack[meta["packing"]](W_q).double()
+    codes = quantize.Quantizer.unpack[meta["packing"]](W_q)[: N * K // group].double()
     close(weight, ((codes - meta["zero"].double()) * meta["scale"].double()).view(N, K), 1e-6)
 
 
@@ -293,25 +302,37 @@ def test_hqq_groups(device, group):
 
 
 @pytest.mark.parametrize("act_order", [False, True])
-@pytest.mark.parametrize("group", [GROUP, K])
-def test_gptqmodel_packs_gptq(device, group, act_order):
+@pytest.mark.parametrize(
+    ("bits", "group"), [(2, GROUP), (3, GROUP), (3, K), (4, GROUP), (4, K), (5, GROUP), (6, K)]
+)
+def test_gptqmodel_packs_gptq(device, bits, group, act_order):
     linear = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch").TorchLinear
-    codes, scales, zeros = integers(group, zeros=True)
+    codes, scales, zeros = integers(group, True, bits)
+    zeros[::3] = 0  # from which version 1 takes one all the same
     group_of = torch.arange(K) // group
     if act_order:
         group_of = group_of[torch.randperm(K)]
     exact = values(codes, scales, zeros, group_of)
     plain = torch.nn.Linear(K, N, bias=False)
     plain.weight.data = exact.float()
-    packed = linear(4, -1 if group == K else group, False, act_order, K, N)
+    packed = linear(bits, -1 if group == K else group, False, act_order, K, N)
     packed.pack_original(plain, scales.float(), zeros.float(), group_of.int())
     stored = {name: getattr(packed, name) for name in ("qweight", "qzeros", "scales", "g_idx")}
-    # What it packs are zeros as they are; it takes one off where it saves version 1.
-    settings = {"quant_method": "gptq", "bits": 4, "group_size": -1 if group == K else group}
-    weight = reader_for({**settings, "checkpoint_format": "gptq_v2"}).weight(
-        "q", {key: tensor.to(device) for key, tensor in stored.items()}, torch.float16
-    )
+
+    def read(form: str, tensors: dict[str, Tensor]) -> QuantizedTensor:
+        settings = {"bits": bits, "group_size": -1 if group == K else group, "checkpoint_format": form}
+        on_device = {key: tensor.to(device) for key, tensor in tensors.items()}
+        return reader_for({"quant_method": "gptq", **settings}).weight("q", on_device, torch.float16)
+
+    # What it packs are zeros as they are; it has 5 and 6 bits in planes alone.
+    weight = read("gptq_v2" if bits < 5 else "gptq_p", stored)
     assert torch.equal(exactly(weight), exact)
+    if bits > 4:
+        return
+    first = copy.deepcopy(packed)
+    model = pytest.importorskip("gptqmodel.utils.model")
+    model.convert_gptq_v2_to_v1_format_module(first, model.QuantizeConfig(bits=bits))
+    assert torch.equal(exactly(read("gptq", {**stored, "qzeros": first.qzeros})), exact)
     ours, _ = WRITERS["gptq"](symmetric=False).write("q", weight)
     for name, tensor in stored.items():
         assert torch.equal(ours[name].cpu(), tensor), name
@@ -386,6 +407,8 @@ TORCHAO_MADE = {
     "float8": Float8Tensor.from_hp,
     "int4": lambda plain: Int4Tensor.from_hp(plain, [1, GROUP]),
     "float8 by blocks": lambda plain: BlockwiseTensor.from_hp(plain, [8, 32]),
+    "int2": lambda plain: Int2Tensor.from_hp(plain, [1, GROUP], symmetric=True),
+    "int5": lambda plain: Int5Tensor.from_hp(plain, [1, K], symmetric=True),
     "mxfp8": lambda plain: BlockwiseTensor.from_hp(plain, [1, 32], **MX_SCALES),
     "mxfp4": lambda plain: Lut4Tensor.from_hp(plain, "mxfp4"),
     "nvfp4": lambda plain: Lut4Tensor.from_hp(plain, "nvfp4"),

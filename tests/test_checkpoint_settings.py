@@ -106,7 +106,7 @@ def test_ignore_goes_before_targets():
 
 def test_groups_without_weights_are_passed_over_and_that_is_said():
     attention = {"targets": ["re:.*self_attn$"], "input_activations": {**DYNAMIC, "strategy": "tensor"}}
-    odd = {"targets": ["Embedding"], "weights": {"num_bits": 3, "type": "int"}}
+    odd = {"targets": ["Embedding"], "weights": {"num_bits": 1, "type": "int"}}
     cache = {"num_bits": 8, "type": "float", "strategy": "tensor"}
     settings = grouped(attention, {"targets": ["Linear"], "weights": CHANNEL}, odd, kv_cache_scheme=cache)
     reader = reader_for(settings)
@@ -117,7 +117,7 @@ def test_groups_without_weights_are_passed_over_and_that_is_said():
     )
     tensors, expected = pack.int_quantized(N, K)
     assert torch.equal(exactly(reader.weight("lm_head", tensors, torch.bfloat16)), expected)
-    with pytest.raises(ValueError, match=r"^model\.embed_tokens: group_2: no kernel for weights of 3 bits"):
+    with pytest.raises(ValueError, match=r"^model\.embed_tokens: group_2: no kernel for weights of 1 bits"):
         reader.weight("model.embed_tokens", tensors, torch.bfloat16)
     with pytest.raises(ValueError, match=r"^a\.self_attn: no group of .* or none with weights"):
         reader.weight("a.self_attn", tensors, torch.bfloat16)
@@ -256,7 +256,7 @@ def test_auto_round_packs_as_gptq_and_awq_do(said, packing):
     for layer, group in (("model.layers.1.mlp", 64), ("model.layers.10.mlp", GROUP), ("model.layers.2.q", K)):
         tensors, expected = made(group)
         assert torch.equal(exactly(reader.weight(layer, tensors, torch.float16)), expected)
-    with pytest.raises(ValueError, match=r"^lm_head: bits must be one of 4, 8 to run on aoext, got 16"):
+    with pytest.raises(ValueError, match=r"^lm_head: bits must be one of .* to run on aoext, got 16"):
         reader.weight("lm_head", made(GROUP)[0], torch.float16)
 
 
@@ -330,7 +330,7 @@ def test_a_nested_block_takes_no_more_memory_than_there_are_blocks():
         ({"quant_method": ["gptq"]}, r"quant_method must be one of gptq, .* got \['gptq'\]"),
         ({**GPTQ, "group_size": 0}, "gptq: group_size must be a positive integer, got 0"),
         ({**GPTQ, "group_size": {}}, "gptq: group_size must be a positive integer, got {}"),
-        ({**GPTQ, "bits": True}, "gptq: bits must be one of 4, 8 to run on aoext, got True"),
+        ({**GPTQ, "bits": True}, "gptq: bits must be one of 2, .*, 8 to run on aoext, got True"),
         (
             {**GPTQ, "dynamic": {"(": {}}},
             r"gptq: dynamic: \(: the regular expression '\(' is none: missing \)",

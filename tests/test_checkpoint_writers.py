@@ -11,13 +11,24 @@ import torch
 import aoext
 from aoext.checkpoints import WRITERS, reader_for
 from aoext.formats.lookup_tables import E2M1
-from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
+from aoext.tensors import (
+    BlockwiseTensor,
+    Float8Tensor,
+    Int4Tensor,
+    Int8Tensor,
+    Lut4Tensor,
+    NestedLut4Tensor,
+    QuantizedTensor,
+)
+from aoext.tensors.nested import with_float_scales
 from test_checkpoints import CASES, GROUP, K, N, exactly
 
 # What of CASES each format can say.
-FOUR_BITS = {
+IN_GROUPS = {
     name for name in CASES if name.startswith(("gptq", "awq", "pack-quantized")) and "8 bits" not in name
 }
+FOUR_BITS = {name for name in IN_GROUPS if "bits" not in name}
+TWO_OR_THREE_BITS = {name for name in IN_GROUPS if "2 bits" in name or "3 bits" in name}
 EIGHT_BITS = {
     "int-quantized",
     "float-quantized",
@@ -44,18 +55,28 @@ INTEGERS_IN_GROUPS = {
 BY_BLOCKS = {name for name in CASES if name.startswith(("fp8", "mxfp8", "float-", "int-"))} - EIGHT_BITS
 SAYS = {
     "gptq": FOUR_BITS - {"pack-quantized, zeros"}  # whose N is odd
+    | {
+        name
+        for name in IN_GROUPS - FOUR_BITS
+        if ("2 bits" in name or "3 bits" in name) and "zeros" not in name
+    }
+    - {"gptq, 3 bits, version 2"}
     | INTEGERS_IN_GROUPS
     | {"gptq, 8 bits, whole rows"}
     | ZEROS_OF_8_BITS - NOT_GPTQS,
-    "compressed-tensors": FOUR_BITS
+    "compressed-tensors": IN_GROUPS
     | EIGHT_BITS
     | INTEGERS_IN_ROWS
     | INTEGERS_IN_GROUPS
     | BY_BLOCKS
     | ZEROS_OF_8_BITS
+    | {name for name in CASES if name.startswith("gemma")}
     | {"nvfp4-pack-quantized", "mxfp4-pack-quantized", "modelopt, nvfp4"},
     "torchao": EIGHT_BITS
+    | {name for name in INTEGERS_IN_GROUPS | ZEROS_OF_8_BITS if not name.endswith(("act-order", "blocks"))}
+    | {name for name in IN_GROUPS - FOUR_BITS if "act-order" not in name and name != "gptq, 6 bits, planes"}
     | INTEGERS_IN_ROWS
+    | {"gemma, 8 bits", "gemma, an embedding", "gemma, groups of 8 bits"}
     | {"mxfp8", "mxfp8-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "modelopt, nvfp4"},
     "bitsandbytes": set(),  # whose 4 bits have other tables in CASES than its own
 }
@@ -156,7 +177,14 @@ def test_scales_of_8_bits_are_near_those_that_they_stand_for(device, kind):
     back = reader_for(settings).weight("model.q", tensors, BF16)
     assert torch.equal(back.qdata, weight.qdata)
     spread = (weight.scale - weight.scale.mean()).abs().max()
-    assert (back.scale - weight.scale).abs().max() <= 0.04 * spread  # half of the widest step of the table
+    assert isinstance(back, NestedLut4Tensor)
+    again = WRITERS["bitsandbytes"](symmetric=False)
+    rewritten, _ = again.write("model.q", back)
+    assert rewritten.keys() == tensors.keys()
+    assert all(torch.equal(rewritten[name], tensors[name]) for name in tensors)
+    assert again.settings({"model.q": facts}, []) == settings
+    scale = with_float_scales(back).scale
+    assert (scale - weight.scale).abs().max() <= 0.04 * spread  # half of the widest step of the table
     with pytest.raises(ValueError, match=rf"^other: a checkpoint is nf4 or fp4, and this one has {kind}"):
         writer.write("other", Lut4Tensor.from_hp(plain, "fp4" if kind == "nf4" else "nf4"))
 
@@ -202,7 +230,7 @@ def refused() -> dict[str, tuple[str, QuantizedTensor, str]]:
             Int8Tensor.from_hp(torch.randn(N, K)),
             "its scales and zero points are not exact in float16",
         ),
-        "float8": ("gptq", Float8Tensor.from_hp(plain), "a weight of int4 is needed, got Float8Tensor"),
+        "float8": ("gptq", Float8Tensor.from_hp(plain), "a weight of integers is needed, got Float8Tensor"),
         "activations": (
             "gptq",
             Int8Tensor.from_hp(plain, dynamic_activation=True),

@@ -16,9 +16,19 @@ import checkpoint_packers as pack
 from aoext import reference
 from aoext.checkpoints import reader_for
 from aoext.checkpoints.checks import refusals
-from aoext.packing import unpack_int4
-from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
+from aoext.formats.table import FORMATS, Code
+from aoext.tensors import (
+    GROUPS_TYPES,
+    BlockwiseTensor,
+    Float8Tensor,
+    Int8Tensor,
+    Lut4Tensor,
+    NestedLut4Tensor,
+    QuantizedTensor,
+)
+from aoext.tensors.groups import GroupsTensor
 from checkpoint_packers import Stored
+from formats import nested_scales
 
 N, K, GROUP = 24, 128, 32
 
@@ -43,7 +53,17 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "static", "fmt": "e4m3"}
 BLOCKS = [16, 48]  # of which the last ones are partial
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+GEMMA, TWO_BITS = {"quant_method": "gemma"}, {"num_bits": 2}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+
+# Codes of other widths: what is packed so, and the bits.
+GPTQ_3 = {**GPTQ, "bits": 3}
+WIDE = N + 8  # as many rows as fill words, whatever the bits
+
+
+def packed(bits: int, **settings: Any) -> dict[str, Any]:
+    return weights(**{**PACKED, "num_bits": bits, **settings})
 
 
 def eight(kind: str, **settings: Any) -> dict[str, Any]:
@@ -227,6 +247,51 @@ CASES: dict[str, tuple[Callable[[], Stored], Mapping[str, Any], float]] = {
         asymmetric(strategy="block", block_structure=BLOCKS),
         0,
     ),
+    "gptq, 2 bits": (lambda: pack.gptq(WIDE, K, GROUP, 2), {**GPTQ, "bits": 2}, 0),
+    "gptq, 3 bits, act-order": (
+        lambda: pack.gptq(WIDE, K, GROUP, 3, act_order=True),
+        {**GPTQ_3, "desc_act": True},
+        0,
+    ),
+    "gptq, 3 bits, symmetric, whole rows": (
+        lambda: pack.gptq(WIDE, K, K, 3, symmetric=True),
+        {**GPTQ_3, "group_size": -1, "sym": True},
+        0,
+    ),
+    "gptq, 3 bits, version 2": (
+        lambda: pack.gptq(N, K, GROUP, 3, form="gptq_v2"),
+        {**GPTQ_3, "checkpoint_format": "gptq_v2"},
+        0,
+    ),
+    **{
+        f"gptq, {bits} bits, planes": (
+            lambda bits=bits: pack.gptq(WIDE, K, GROUP, bits, form="gptq_p", act_order=bits == 6),
+            {**GPTQ, "bits": bits, "checkpoint_format": "gptq_p", "desc_act": bits == 6},
+            0,
+        )
+        for bits in (3, 5, 6, 7)
+    },
+    "pack-quantized, 2 bits, whole rows": (
+        lambda: pack.pack_quantized(WIDE, K, K, 2),
+        packed(2, strategy="channel", group_size=None),
+        0,
+    ),
+    "pack-quantized, 3 bits, act-order": (
+        lambda: pack.pack_quantized(WIDE, K, GROUP, 3, act_order=True),
+        packed(3, actorder="group"),
+        0,
+    ),
+    **{
+        f"pack-quantized, {bits} bits, zeros": (
+            lambda bits=bits: pack.pack_quantized(N + 3, K, GROUP, bits, symmetric=False),
+            packed(bits, symmetric=False),
+            0,
+        )
+        for bits in (3, 5, 6, 7)
+    },
+    "hqq, 2 bits": (lambda: pack.hqq(N, K, GROUP, 2), {"quant_method": "hqq", "nbits": 2}, 1e-7),
+    "hqq, 3 bits": (lambda: pack.hqq(N, K, GROUP, 3), {"quant_method": "hqq", "nbits": 3}, 1e-7),
+    "hqq, 5 bits": (lambda: pack.hqq(N, K, GROUP, 5), {"quant_method": "hqq"}, 1e-7),  # as the tensors say
     "nvfp4-pack-quantized": (
         lambda: pack.nvfp4(N, K, divided=True),
         weights(**NVFP4),
@@ -240,12 +305,18 @@ CASES: dict[str, tuple[Callable[[], Stored], Mapping[str, Any], float]] = {
     ),
     "nf4": (lambda: pack.bitsandbytes_4(N, K), NF4, 0),
     "nf4, blocks across rows": (lambda: pack.bitsandbytes_4(N, K - 32, 128), NF4, 0),
-    "nf4, nested": (lambda: pack.bitsandbytes_4(3 * N, 4 * K, 16, nested=True), NF4, 1e-7),
+    "nf4, nested": (lambda: pack.bitsandbytes_4(3 * N, 4 * K, 16, nested=True), NF4, 2e-7),
     "fp4": (
         lambda: pack.bitsandbytes_4(N, K, kind="fp4"),
         {**NF4, "bnb_4bit_quant_type": "fp4"},
         0,
     ),
+    "gemma, 2 bits": (lambda: pack.gemma(N, K, 2), {**GEMMA, "module_quant_configs": {"ye.$": TWO_BITS}}, 0),
+    "gemma, 4 bits": (lambda: pack.gemma(N, K, 4), GEMMA, 0),
+    "gemma, 8 bits": (lambda: pack.gemma(N, K, 8), GEMMA, 0),
+    "gemma, an embedding": (lambda: pack.gemma(N, K, 2, embedding=True), {**GEMMA, **TWO_BITS}, 0),
+    "gemma, groups": (lambda: pack.gemma(N, K, 4, embedding=True, groups=4), GEMMA, 0),
+    "gemma, groups of 8 bits": (lambda: pack.gemma(N, K, 8, embedding=True, groups=4), GEMMA, 0),
 }
 
 
@@ -253,20 +324,33 @@ def exactly(weight: QuantizedTensor) -> Tensor:
     """The weight in float64, of its fields, on the CPU."""
     fields = {name: tensor.cpu() for name, tensor in weight.named_fields()}
     scale = reference.values.scales_float64(fields["scale"])
-    if isinstance(weight, Int4Tensor):
-        group = torch.arange(weight.shape[1]) // weight.block_size[1]
-        values = unpack_int4(fields["qdata"]).double() * scale[group].t()
-        values = values + fields["zero_point"].double()[group].t()
+    if isinstance(weight, GroupsTensor):
+        values = reference.values.groups_float64(codes_of(weight), scale, fields["zero_point"])
     elif isinstance(weight, Lut4Tensor):
         codes = torch.stack((fields["qdata"] & 15, fields["qdata"] >> 4), -1).flatten(1)
-        values = fields["table"].double()[codes.long()] * spread(weight, scale)
-        values = values * fields.get("global_scale", torch.ones(1)).double()
+        whole = fields.get("global_scale", torch.ones(1)).double()
+        if isinstance(weight, NestedLut4Tensor):
+            beside = fields["table"], fields["global_scale"], fields["zero_point"]
+            scale, whole = nested_scales(fields["scale"], *beside), torch.ones(1)
+        values = fields["table"].double()[codes.long()] * spread(weight, scale) * whole
     elif isinstance(weight, BlockwiseTensor):
         zero_point = fields.get("zero_point", torch.zeros(scale.shape))
         values = (fields["qdata"].double() - spread(weight, zero_point)) * spread(weight, scale)
     else:
         values = fields["qdata"].double() * scale
     return values[:, fields["k_order"].argsort()] if "k_order" in fields else values
+
+
+def codes_of(weight: GroupsTensor) -> Tensor:
+    """The codes of integers in groups [N, K], on the CPU."""
+    qdata, bits = weight.qdata.cpu(), FORMATS[Code(weight.code)].bits
+    if bits == 4:
+        return reference.values.unpack_int4(qdata)
+    return (
+        reference.values.unpack_unsigned(qdata, 4)
+        if bits == 2
+        else reference.values.unpack_planes(qdata, bits)
+    )
 
 
 def spread(weight: QuantizedTensor, of_blocks: Tensor) -> Tensor:
@@ -291,6 +375,63 @@ def test_every_value_of_the_file_survives(device, name):
     y = F.linear(x.to(device), weight).double().cpu()
     wanted = x.double() @ expected.t()
     assert (y - wanted).norm() <= 5e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if any(f"{b} bits" in name for b in (2, 3, 5, 6, 7))]
+)
+def test_weights_keep_their_bits(name):
+    make, settings, _ = CASES[name]
+    weight = reader_for(settings).weight("layer", make()[0], torch.bfloat16)
+    assert type(weight) is GROUPS_TYPES[next(bits for bits in GROUPS_TYPES if f"{bits} bits" in name)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "scales"),
+    [
+        ("gptq, 3 bits, symmetric, whole rows", "scales"),
+        ("gptq, 2 bits", "scales"),
+        ("pack-quantized, 3 bits, act-order", "weight_scale"),
+        ("pack-quantized", "weight_scale"),
+    ],
+)
+def test_scales_keep_the_dtype_of_the_weight_where_that_is_exact(name, scales, dtype):
+    """That is without zeros, and as long as float16 holds 2ᵇ⁻¹·scale."""
+    make, settings, _ = CASES[name]
+    tensors, expected = make()
+    symmetric = name != "gptq, 2 bits"
+    for factor in (1, 2**18):
+        larger = {**tensors, scales: tensors[scales] * factor}
+        weight = reader_for(settings).weight("layer", larger, dtype)
+        kept = dtype is torch.float16 and symmetric and (factor == 1 or name == "pack-quantized")
+        assert weight.scale.dtype is (torch.float16 if kept else torch.float32)
+        assert torch.equal(exactly(weight), expected * factor)
+
+
+def test_zeros_of_3_bits_as_gptqmodel_once_shifted_them():
+    """It took these ones from words, and what was symmetric tells that."""
+    settings = {**GPTQ_3, "sym": True}
+    tensors, expected = pack.gptq(WIDE, K, GROUP, 3, form="gptq_v2", symmetric=True)
+    ones = [0b00100100100100100100100100100100, 0b10010010010010010010010010010010]
+    ones.append(0b01001001001001001001001001001001)
+    shifted = (tensors["qzeros"].long() - torch.tensor(ones)).to(torch.int32)
+    weight = reader_for(settings).weight("layer", {**tensors, "qzeros": shifted}, torch.float16)
+    assert torch.equal(exactly(weight), expected)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "settings"),
+    [
+        (lambda: pack.pack_quantized(N, 72, 24, 3), packed(3, group_size=24)),
+        (lambda: pack.hqq(N, 72, 24, 6), {"quant_method": "hqq"}),
+    ],
+)
+def test_columns_that_fill_no_blocks_are_refused(tensors, settings):
+    with pytest.raises(
+        ValueError, match=r"^a\.q: K must be a multiple of 32 for weights of [36] bits .* got 72"
+    ):
+        reader_for(settings).weight("a.q", tensors()[0], torch.bfloat16)
 
 
 def test_act_order_is_kept_as_a_permutation_where_there_is_one(device):
@@ -573,6 +714,27 @@ def without_sizes(tensor: Tensor) -> Tensor:
         ("int-quantized", put("weight_scale", lambda t: t[:5]), r"weight_scale must be a float \[24, 1\]"),
         ("int-quantized", put("weight", lambda t: t.float()), "weight must be int8 or float8_e4m3fn"),
         ("bitsandbytes", put("SCB", lambda t: t[:-1]), r"model.q: SCB must be float32 \[24\]"),
+        (
+            "gptq, 3 bits, act-order",
+            put("qweight", lambda t: t[1:]),
+            r"model.q: qweight must be int32 \[K·3/32, N",
+        ),
+        (
+            "gptq, 3 bits, act-order",
+            put("qzeros", lambda t: t[:, :2]),
+            r"model.q: qzeros must be int32 \[4, 3\], got int32 \[4, 2\]",
+        ),
+        (
+            "pack-quantized, 5 bits, zeros",
+            put("weight_zero_point", lambda t: t[:4]),
+            r"model.q: weight_zero_point must be int32 \[5, 4\]",
+        ),
+        (
+            "hqq, 3 bits",
+            put("W_q", lambda t: t[1:]),
+            r"W_q must be \[24·128/g/10, g\], got \[9, 32\]",
+        ),
+        ("hqq, 3 bits", put("nbits", lambda t: t + 5), "model.q: nbits must be one of .* got 8"),
         ("hqq", put("shape", lambda t: t + 1), r"model.q: W_q must be \[25·129/g/2, g\]"),
         (
             "gptq, 8 bits, zeros",
@@ -682,6 +844,11 @@ def without_sizes(tensor: Tensor) -> Tensor:
         ("nf4", put(NF4_STATE, without_sizes), "blocksize must be a positive integer, got -1"),
         ("nf4, nested", put("weight.nested_absmax", lambda t: None), "lacks model.q.weight.nested_absmax"),
         ("nf4, nested", put("weight.absmax", lambda t: t.float()), r"weight.absmax must be uint8 \[2304\]"),
+        ("gemma, 4 bits", put("weight_scale", lambda t: t.t()), r"weight_scale must be .* \[24, \*\], got"),
+        ("gemma, 4 bits", put("weight_scale", with_nan), "weight_scale must be finite"),
+        ("gemma, 4 bits", put("weight", lambda t: t.int()), r"weight must be int8 or uint8 \[\*, \*\], got"),
+        ("gemma, an embedding", put("embedding_scale", lambda t: None), "lacks model.q.embedding_scale"),
+        ("gemma, groups", put("embedding_scale", lambda t: t[:, :1].expand(-1, 7)), "must divide a row of K"),
     ],
 )
 def test_damaged_checkpoints_are_refused_by_name(name, damage, message):
@@ -696,7 +863,7 @@ def test_damaged_checkpoints_are_refused_by_name(name, damage, message):
     ("settings", "message"),
     [
         ({"quant_method": "quip"}, "quant_method must be one of gptq, awq, .* got 'quip'"),
-        ({**GPTQ, "bits": 3}, "gptq: bits must be one of 4, 8 to run on aoext, got 3"),
+        ({**GPTQ, "bits": 9}, "gptq: bits must be one of 2, 3, 4, 5, 6, 7, 8 to run on aoext, got 9"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "gptq: checkpoint_format must be one of .* got 'marlin'"),
         ({"quant_method": "awq", "bits": 4, "version": "exllama"}, "awq: version must be .* got 'exllama'"),
         ({**NF4, "bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type must be one of 'nf4', 'fp4' .*'int4'"),
@@ -715,12 +882,17 @@ def test_damaged_checkpoints_are_refused_by_name(name, damage, message):
             "activations that are transformed do not run",
         ),
         ({"quant_method": "compressed-tensors"}, "config has no config_groups"),
-        (weights(num_bits=3, type="int"), "group_0: no kernel for weights of 3 bits, int"),
+        (packed(1), "group_0: no kernel for weights of 1 bits, int"),
         (
             weights(num_bits=8, type="int", strategy="token"),
             "by channel or tensor or group or block to run on aoext, got 'token'",
         ),
+        ({**GEMMA, "num_bits": 3}, "gemma: num_bits must be one of 2, 4, 8 to run on aoext, got 3"),
         ({"quant_method": "hqq", "axis": 0}, "hqq: axis must be one of 1 to run on aoext, got 0"),
+        (
+            {"quant_method": "hqq", "nbits": 8},
+            "hqq: nbits must be one of 1.58, 2, .* 6 to run .* got 8",
+        ),
     ],
 )
 def test_what_has_no_kernel_is_refused_at_once(settings, message):

@@ -45,8 +45,8 @@ def test_help_lists_every_command(installed: bool, monkeypatch: pytest.MonkeyPat
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
     listed = re.findall(r"(?m)^  (\w+)  ", result.output.partition("Commands:")[2])
-    assert listed == ["bench", "convert", "demo", "info", "report"]
-    assert result.output.count("pip install aoext-bench") == (0 if installed else 2)
+    assert listed == ["bench", "convert", "demo", "evaluate", "info", "quality", "report", "search"]
+    assert result.output.count("pip install aoext-bench") == (0 if installed else 3)
 
 
 def test_the_library_and_its_commands_do_without_aoext_bench() -> None:

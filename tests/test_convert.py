@@ -189,6 +189,9 @@ def same_weights(model: Any, other: Any) -> None:
         ("gptq", ("int4", "--group-size", -1, "--symmetric")),
         ("gptq", ("int4", "--group-size", "auto", "--symmetric")),
         ("compressed-tensors", ("int4", "--group-size", "auto", "--symmetric")),
+        ("gptq", ("int3", "--group-size", 32, "--symmetric")),
+        ("compressed-tensors", ("int5", "--symmetric")),
+        ("torchao", ("int2", "--symmetric")),
         ("compressed-tensors", ("int8",)),
         ("compressed-tensors", ("int8_dynamic",)),
         ("compressed-tensors", ("float8",)),
@@ -239,17 +242,25 @@ def test_scales_of_8_bits_for_bitsandbytes(tmp_path):
     theirs, plain = keep(tmp_path / "theirs"), load(tmp_path / "plain")
     logits, expected = theirs(IDS).logits.float(), plain(IDS).logits.float()
     assert (logits - expected).norm() < 0.2 * expected.norm()
+    layer = theirs.model.layers[0].mlp.down_proj
+    assert type(layer.weight) is aoext.NestedLut4Tensor
+    for source, target, form in (("theirs", "ours", "aoext"), ("ours", "again", "bitsandbytes")):
+        done = run(tmp_path / source, tmp_path / target, "--format", form)
+        assert done.exit_code == 0, done.output
+    same_weights(load(tmp_path / "ours"), theirs)
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
     done = run(tmp_path / "plain", tmp_path / "ours", "--scheme", "nf4", "--double-quantization")
     assert done.exit_code == 1
     assert "double_quantization is for format 'bitsandbytes', got 'aoext'" in done.output
 
 
-@pytest.mark.parametrize("scheme", ["int8", "float8"])
+@pytest.mark.parametrize("scheme", [("int8",), ("float8",), ("int3", "--symmetric")], ids=str)
 def test_torchao_itself_reads_what_is_written_for_it(tmp_path, scheme):
     pytest.importorskip("torchao")
     llama(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
     for form in ("aoext", "torchao"):
-        done = run(tmp_path / "plain", tmp_path / form, "--scheme", scheme, "--format", form)
+        done = run(tmp_path / "plain", tmp_path / form, "--scheme", *scheme, "--format", form)
         assert done.exit_code == 0, done.output
     theirs, ours = load(tmp_path / "torchao", dtype=torch.bfloat16), load(tmp_path / "aoext")
     name = "model.layers.1.mlp.down_proj.weight"
@@ -263,6 +274,7 @@ def test_torchao_itself_reads_what_is_written_for_it(tmp_path, scheme):
     "scheme",
     [
         ("int4", "--group-size", 32, "--symmetric"),
+        ("int6", "--symmetric"),
         ("int8",),
         ("float8",),
         ("mxfp8",),
@@ -291,30 +303,30 @@ def test_layers_that_a_format_cannot_say_are_named(tmp_path):
     for part in ("self_attn.q_proj", "mlp.down_proj"):
         line = f"model.layers.*.{part} (2): its zero points are no multiples of its scales"
         assert done.output.count(line) == 1
-    assert "comes of symmetric=True (--symmetric)" in done.output
+    assert "come of symmetric=True (--symmetric)" in done.output
     assert not (tmp_path / "out").exists()  # nothing half converted is left
 
 
-@pytest.mark.parametrize("scheme", ["int4", "int8"])
+@pytest.mark.parametrize("scheme", ["int3", "int4", "int8"])
 def test_scales_for_gptq_are_exact_in_float16_and_the_codes_fit_them(tmp_path, scheme):
     model = llama().float()
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight *= 1e-4  # scales below float16's normal numbers
         model.model.layers[0].mlp.down_proj.weight[:, :32] = 0
     model.save_pretrained(tmp_path / "plain")
-    options = ("--group-size", 32, "--symmetric") if scheme == "int4" else ()
+    options = ("--group-size", 32, "--symmetric") if scheme != "int8" else ()
     done = run(tmp_path / "plain", tmp_path / "gptq", "--scheme", scheme, *options, "--format", "gptq")
     assert done.exit_code == 0, done.output
     plain, theirs = load(tmp_path / "plain").state_dict(), keep(tmp_path / "gptq").state_dict()
     for name, weight in theirs.items():
         if not isinstance(weight, QuantizedTensor):
             continue
-        scale = weight.scale.t() if scheme == "int4" else weight.scale
+        scale = weight.scale if scheme == "int8" else weight.scale.t()
         columns = scale.double().repeat_interleave(weight.shape[1] // scale.shape[1], 1).abs()
         if "up_proj" not in name or "layers.1" in name:  # a subnormal scale clips, which the format forces
             assert (exactly(weight) - plain[name].double()).abs().le(
                 0.5001 * columns
-            ).float().mean() > 0.98, name
+            ).float().mean() > 0.95, name  # the others are beyond the range
         assert torch.equal(scale.half().float(), scale.float()), name
 
 

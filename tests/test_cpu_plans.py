@@ -13,10 +13,12 @@ from torch import Generator, Tensor
 
 import aoext
 from aoext import ops
-from aoext.formats.table import Code
+from aoext.formats.lookup_tables import NF4
+from aoext.formats.table import FORMATS, Code
 from aoext.library.info import build_config
 from aoext.ops import ao, with_plan
 from aoext.reference import assert_close, randn
+from aoext.reference.ggml import blocks_float64, random_blocks
 from aoext.reference.values import (
     blockwise_float64,
     int4_float64,
@@ -26,6 +28,7 @@ from aoext.reference.values import (
     rowwise_values,
     scales_float64,
     tinygemm_float64,
+    unpack_planes,
 )
 from conftest import script_of_benchmarks
 
@@ -116,10 +119,15 @@ def blocks(g: Generator, *, x: torch.dtype = BF16, dtype: torch.dtype = INT8, bl
 
 def lut4(g: Generator, *, x: torch.dtype = BF16, table: str = "e2m1", block: int = 32) -> Case:
     magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    values = torch.cat([magnitudes, -magnitudes]) if table == "e2m1" else randn(g, 16).to(BF16).float()
+    values = {
+        "e2m1": torch.cat([magnitudes, -magnitudes]),
+        "nf4": torch.tensor(NF4),
+        "others": randn(g, 16).to(BF16).float(),
+    }[table]
     codes = torch.randint(256, (N, K // 2), generator=g, dtype=torch.uint8)
     scale = torch.rand(N, K // block, generator=g) + 0.5
     input = high_precision(x, g)
+    input[0, 70] = 100  # far above its neighbours
     spread = scales_float64(scale).repeat_interleave(block, 1)
     expected = input.double() @ (lut4_float64(codes, values) * spread).T
     options = {"block_size": [1, block], "table": values, "code": Code.LUT4}
@@ -135,6 +143,21 @@ def both_blocks(g: Generator, *, dtype: torch.dtype = INT8, power_of_two: bool =
     expected = expected @ blockwise_float64(w.double(), w_scale, [1, block], slice(None)).T
     options = {"input_block": [1, block], "block_size": [1, block], "code": code_of(dtype), "out_dtype": FP32}
     return "scaled_mm", (x, w, x_scale, w_scale), options, expected
+
+
+def planes(g: Generator, *, x: torch.dtype = BF16, code: Code = Code.Q4_K) -> Case:
+    """Codes in planes whose blocks hold their scales."""
+    wide = 2 * K if code == Code.Q4_K else K
+    weight = random_blocks(code, N, wide, g)
+    rows = blocks_float64(code, weight)
+    options: dict[str, Any] = {"code": code}
+    if x is not INT8:
+        input = randn(g, M, wide, dtype=x)
+        return "weight_only_linear", (input, weight, torch.ones(1)), options, input.double() @ rows.T
+    values, scale = quantized_blocks(randn(g, M, wide), INT8, 32)
+    expected = blockwise_float64(values.double(), scale, [1, 32], slice(None)) @ rows.T
+    options |= {"input_block": [1, 32], "out_dtype": FP32}
+    return "scaled_mm", (values, weight, scale, torch.ones(1)), options, expected
 
 
 def code_of(dtype: torch.dtype) -> Code:
@@ -166,7 +189,7 @@ CASES: dict[str, Callable[[Generator], Case]] = {
     "gemv_limbs2_packed": lambda g: int4(g, group=128),
     "gemm_blockwise_f32": lambda g: blocks(g, x=FP32),
     "gemm_8bit_bf16": blocks,
-    "gemm_8bit_bf16_columns": blocks,
+    "gemm_8bit_bf16_columns": planes,
     "gemm_lut4_bf16": lut4,
     "gemm_lut4_bf16_columns": lut4,
     "gemm_8bit_groups": lambda g: blocks(g, dtype=E4M3),
@@ -177,10 +200,17 @@ CASES: dict[str, Callable[[Generator], Case]] = {
     "gemv_blockwise_bf16": blocks,
     "gemv_lut4_f32": lambda g: lut4(g, x=FP32, table="others"),
     "gemv_lut4_bf16": lambda g: lut4(g, table="others"),
+    "gemv_lut4_i16": lambda g: lut4(g, table="nf4", block=64),
     "gemv_e2m1_limbs2": lut4,
     "gemv_e2m1_limbs3": lambda g: lut4(g, x=FP32),
     "gemv_e2m1_limbs2_staged": lut4,
     "gemv_e2m1_limbs3_staged": lambda g: lut4(g, x=FP32),
+    "gemv_row_limb": lambda g: planes(g, x=INT8, code=Code.Q5_0),
+    "gemv_row_limbs2": planes,
+    "gemv_row_limbs3": lambda g: planes(g, x=FP32),
+    "gemv_planes_limb": lambda g: planes(g, x=INT8),
+    "gemv_planes_limbs2": lambda g: planes(g, code=Code.Q8_0),
+    "gemv_planes_limbs3": lambda g: planes(g, x=FP32),
     "gemm_segments_f32": both_blocks,
     "gemm_segments_bf16": lambda g: both_blocks(g, dtype=E4M3),
     "gemm_segments_i8": both_blocks,
@@ -198,6 +228,23 @@ def test_a_forced_kernel_runs_and_is_right(kernel: str, generator: Generator) ->
         assert aoext.explain(operator, *arguments, **options).kernel == kernel
         assert ops.plan(ISA, operator, *arguments, **options) == kernel
         assert_close(getattr(ao, operator)(*arguments, **options), expected)
+
+
+@pytest.mark.parametrize("zero_over_scale", [16, 32, 50, 1000])
+def test_far_zero_points_of_planes_keep_the_bound(zero_over_scale: int, generator: Generator) -> None:
+    """Every other row of x sums to 0 in each group: its result owes nothing to zero points, however large."""
+    rows, group = 65, 32
+    weight = torch.randint(256, FORMATS[Code.INT5].stored_shape(N, K), generator=generator, dtype=torch.uint8)
+    scale = (torch.rand(K // group, N, generator=generator) + 0.5).to(BF16)
+    signs = torch.randint(0, 2, scale.shape, generator=generator) * 2 - 1
+    zero_point = (zero_over_scale * signs * scale.float()).to(BF16)
+    x = randn(generator, rows, K // group, group, dtype=BF16)
+    x[::2, :, group // 2 :] = -x[::2, :, : group // 2].flip(-1)
+    x = x.flatten(1)
+    spread = [t.double().t().repeat_interleave(group, 1) for t in (scale, zero_point)]
+    expected = x.double() @ (unpack_planes(weight, 5).double() * spread[0] + spread[1]).T
+    y = ao.weight_only_linear(x, weight, scale, Code.INT5, zero_point=zero_point)
+    assert_close(y, expected)
 
 
 def test_a_weight_in_the_tinygemm_layout_takes_forced_kernels(generator: Generator) -> None:

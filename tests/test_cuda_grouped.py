@@ -17,7 +17,8 @@ from aoext import ops, reference
 from aoext.operators.calls import ao
 from aoext.ops import with_plan
 from aoext.reference import Problem, Stored, assert_close
-from experts import BY_NAME, Experts, draw, random_ends
+from aoext.reference.subject import ALL
+from of_experts import BY_NAME, Experts, draw, random_ends
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 pytestmark = [
@@ -138,7 +139,8 @@ def test_an_expert_does_not_see_the_next_ones_weight(product, generator):
     drawn = draw(*product, Problem(90, N, 288, 32, experts=3), generator)
     ends = ends_of([30, 30, 30])
     expected = run(drawn, ends)
-    scale = drawn.weights[1]
+    w = product[1]
+    scale = drawn.weights[w.tensors - 1 if w.has_nested_scale else 1]  # nested ones are integers, by factors
     scale[1] = torch.full(scale[1].shape, torch.nan).to(scale.dtype)
     result = run(drawn, ends)
     assert result[30:60].isnan().all()
@@ -173,3 +175,36 @@ def test_one_expert_has_the_bits_of_the_dense_product(T, block_n, block_m, dtype
     with with_plan("int4_wgmma", **tile, cluster=1, stream_k_blocks=0, x_is_left=0):
         dense = ao.bf16i4bf16_rowwise_bias(drawn.inputs[0].cuda(), weight, scale, zero, bias)
     assert torch.equal(result, dense)
+
+
+@pytest.mark.parametrize("T", [1, 70, 700])
+def test_gradients_wait_for_nothing_and_go_into_graphs(T, product, generator):
+    """With other ends at each replay."""
+    operator = product[0]
+    if operator == "scaled_mm":
+        pytest.skip("it has no gradient")
+    experts = 16
+    drawn = draw(*product, Problem(T, N, K, 128, FP32, FP32, experts=experts), generator)
+    args, kwargs = drawn.arguments(ends_of([0] * experts), "cuda")
+    [at] = [
+        i for i, a in enumerate(args) if isinstance(a, Tensor) and a.dtype is torch.int32 and a.dim() == 1
+    ]
+    ends, x = args[at], args[0].requires_grad_()
+    grad = torch.randn(T, N, generator=generator).cuda()
+
+    def gradient() -> Tensor:
+        return torch.autograd.grad(getattr(ao, operator)(*args, **kwargs), x, grad)[0]
+
+    dense = drawn.subject.weight.rows(drawn.problem, (*drawn.weights, ends), ALL)
+    with host_waits_are_errors():
+        gradient()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = gradient()
+    for rows in (T, T // 2, 0):
+        ends.copy_(random_ends(rows, experts, generator))
+        graph.replay()
+        expected = torch.zeros(T, K, dtype=torch.float64)
+        for e, (begin, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
+            expected[begin:end] = grad[begin:end].cpu().double() @ dense[e]
+        assert_close(result.cpu(), expected)

@@ -23,16 +23,16 @@ from torch import Tensor
 import aoext
 from aoext import ops, reference
 from aoext.formats.dtypes import dtype_name
-from aoext.formats.table import Code
+from aoext.formats.table import FORMATS, Code
 from aoext.operators.calls import ao, bound, described
 from aoext.ops import plan, with_plan
 from aoext.reference import ALL_CALLS, Call, Problem, Stored, assert_close, call_of, subjects
 from aoext.reference.stored import E2M1
 from conftest import script_of_benchmarks
-from experts import BY_NAME as OF_EXPERTS
-from experts import call_of as call_of_experts
-from experts import on_meta as on_meta_of_experts
 from folded import CODES, folded, run
+from of_experts import BY_NAME as OF_EXPERTS
+from of_experts import call_of as call_of_experts
+from of_experts import on_meta as on_meta_of_experts
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 INT8, E4M3, E5M2 = reference.EIGHT_BIT
@@ -56,6 +56,7 @@ HOPPER_KERNELS = (
     "weight_only_wgmma",
     "blocks_wgmma",
     "scaled_wgmma",
+    "packed_wgmma",
 )
 
 
@@ -90,6 +91,8 @@ class Case:
             call = ALL_CALLS[self.operator](self.problem, generator)
             return call if self.bias else reference.without_bias(call)
         eight_bit = self.problem.eight_bit
+        if self.operator == "weight_only_linear":
+            return call_of(subjects.weight_only_linear(self.format, ""), self.problem, generator)
         if "int4" in self.operator:
             stored = Stored("int4", Code.INT4)
         else:
@@ -376,6 +379,48 @@ def scaled_wgmma(
             yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, config)
 
 
+def packed(code: int) -> tuple[Stored, int, tuple[tuple[int, int], ...]]:
+    """A format of packed codes; K of a product; group sizes, and types of scales."""
+    stored = Stored(Code(code).name.lower(), Code(code))
+    K = 768 if FORMATS[stored.code].values == 256 else 416
+    return stored, K, ((32, BF16), (16, FP32), (K, FP16)) if stored.by_groups else ((32, BF16),)
+
+
+def packed_decode(type: int, code: int) -> Iterator[Case]:
+    stored, K, groups = packed(code)
+    config = {"block_n": 32, "k_warps": 2}
+    for group, scale in (*groups, *(((128, BF16),) if stored.by_groups else ())):
+        problem = Problem(1, 200, 896 if group == 128 else K, group, ELEMENTS[type], scale)
+        yield Case("packed_decode", "weight_only_linear", problem, config, format=stored)
+
+
+def packed_mma(type: int, code: int, block_m: int, experts: int) -> Iterator[Case]:
+    stored, K, groups = packed(code)
+    config = {"block_n": 32, "block_m": block_m, "k_warps": 2}
+    for M in (17, 70) if experts else (block_m - 3, block_m + 5):
+        for group, scale in groups:
+            problem = Problem(M, 200, K, group, ELEMENTS[type], scale)
+            case = Case("packed_mma", "weight_only_linear", problem, config, format=stored)
+            yield with_experts(case, 40 if M == 70 else 5) if experts else case
+
+
+def packed_tiles(type: int, code: int, experts: int) -> Iterator[Case]:
+    stored, K, groups = packed(code)
+    for M, cluster in ((89, 1), (70, 1)) if experts else ((29, 1), (37, 2)):
+        for group, scale in groups:
+            problem = Problem(M, 200, K, group, ELEMENTS[type], scale)
+            case = Case("packed_tiles", "weight_only_linear", problem, {"cluster": cluster}, format=stored)
+            yield with_experts(case, 40 if M == 70 else 5) if experts else case
+
+
+def packed_wgmma(type: int, code: int) -> Iterator[Case]:
+    stored, K, groups = packed(code)
+    for M, cluster in ((61, 1), (69, 2)):
+        for group, scale in groups:
+            problem = Problem(M, 200, K, group, ELEMENTS[type], scale)
+            yield Case("packed_wgmma", "weight_only_linear", problem, {"cluster": cluster}, format=stored)
+
+
 def tinygemm_mm(inner_k_tiles: int, sub_groups: int, block_m: int) -> Iterator[Case]:
     for M, group_size in ((block_m - 5, 128 if sub_groups == 1 else 64), (block_m, 256 // sub_groups)):
         problem = Problem(M, 72, 768, group_size)
@@ -401,6 +446,10 @@ CASES = {
         fp4_decode,
         blocks_wgmma,
         blocks_mma,
+        packed_decode,
+        packed_mma,
+        packed_tiles,
+        packed_wgmma,
         scaled_wgmma,
         tinygemm_mm,
     )
@@ -639,6 +688,9 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
         groups = [empty(p.scale_dtype, p.K // p.group_size, p.N)] * 2
         arguments = [empty(p.dtype, p.M, p.K), empty(INT8, p.N, p.K // 2), *groups]
         return [*arguments, *([bias] if case.operator.endswith("_bias") else [])], {}
+    if case.operator == "weight_only_linear":
+        call = case.call(torch.Generator().manual_seed(0))
+        return [a.to("meta") if isinstance(a, Tensor) else a for a in call.args], call.kwargs
     if case.format:
         f, (block_n, block_k) = case.format, case.format.block_of(p)
         scales = empty(f.scale or FP32, math.ceil(p.N / block_n), math.ceil(p.K / block_k))

@@ -19,7 +19,7 @@ from test_transformers import FOREIGN, foreign_checkpoint, llama
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("name", ["models.md", "lora.md"])
+@pytest.mark.parametrize("name", ["models.md", "lora.md", "quality.md", "qat.md"])
 def test_snippets_run(tmp_path, monkeypatch, name, generator):
     for package in ("diffusers", "peft", "sentence_transformers", "torchao"):
         pytest.importorskip(package)

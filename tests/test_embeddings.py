@@ -13,9 +13,10 @@ from torch.nn.functional import embedding, embedding_bag, linear
 import aoext
 from aoext.models.layers import QuantizedEmbedding, QuantizedLinear
 from aoext.reference import assert_close, randn
-from aoext.tensors import Int4Tensor
+from aoext.tensors import INTX_TYPES, Int4Tensor
 from conftest import compiler_for
 from formats import CLASSES, FORMATS, HIGH_PRECISION, meaning, quantized, same
+from models import assert_same_state
 from test_layers import CONFIGS, MODES
 
 BF16 = torch.bfloat16
@@ -97,7 +98,7 @@ def test_views_and_strided_indices_are_looked_up(format, device, generator):
     assert torch.equal(embedding(at, half), embedding(at, half.dequantize()))
 
 
-@pytest.mark.parametrize("format", CLASSES)
+@pytest.mark.parametrize("format", [*CLASSES, "int2", "int3", "int6_int8"])
 def test_a_lookup_reads_no_other_rows(format, device, generator):
     """Fields of 1000 rows are gathered and then dequantised: no result is larger than what is asked for."""
     weight = quantized(format, 1000, K, BF16, device, generator)
@@ -114,7 +115,29 @@ def test_a_lookup_reads_no_other_rows(format, device, generator):
     aoext.models.layers.set_weight(layer, nn.Parameter(weight, requires_grad=False))
     with torch.no_grad(), Record():
         layer(tokens(generator, device, 5))
+        weight[7], weight[tokens(generator, device, 5)]
     assert max(sizes) == 5 * K
+
+
+@pytest.mark.parametrize("format", [*CLASSES, "int2", "int3", "int6_int8"])
+def test_rows_are_named_by_their_numbers(format, device, generator):
+    weight = quantized(format, ROWS, K, BF16, device, generator)
+    plain, at = weight.dequantize(), tokens(generator, device, 2, 3)
+    for i in (0, 7, -1, ROWS - 1, -ROWS):
+        assert torch.equal(weight[i], plain[i])
+        assert torch.equal(weight[i, :], plain[i])
+        assert torch.equal(weight.t()[:, i], plain[i])
+    assert torch.equal(weight[at], plain[at])
+    assert torch.equal(weight[at - ROWS], plain[at])
+    chosen = torch.arange(ROWS, device=device) % 3 == 1
+    assert torch.equal(weight[chosen], plain[chosen])
+    assert torch.equal(weight.index_select(0, at[0]), plain[at[0]])
+    assert torch.equal(weight.t().index_select(1, at[0]), plain.t()[:, at[0]])
+    assert torch.equal(weight[:, 3], plain[:, 3])
+    assert torch.equal(weight.t()[at[0]], plain.t()[at[0]])
+    for wrong in (ROWS, -ROWS - 1):
+        with pytest.raises(IndexError, match=f"there are {ROWS} rows, got the index {wrong}"):
+            weight.select(0, wrong)
 
 
 def test_what_is_no_lookup_is_refused(generator):
@@ -367,11 +390,78 @@ def test_models_of_transformers_run_with_one_weight_for_both(build, config, gene
         assert torch.equal(written[:, :9], at)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 5, 6])
+def test_one_table_of_any_width_serves_embedding_and_head(bits, tmp_path, generator):
+    transformers = pytest.importorskip("transformers")
+    runner = pytest.importorskip("click.testing").CliRunner()
+    from aoext.cli.commands import cli
+
+    torch.manual_seed(generator.initial_seed())
+    _llama(transformers).to(BF16).save_pretrained(tmp_path / "plain")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    config = aoext.AoextConfig(f"int{bits}", quantize_embeddings=True)
+    model = load(tmp_path / "plain", quantization_config=config)
+    weight = model.lm_head.weight
+    assert model.get_input_embeddings().weight is weight
+    assert (type(weight), weight.block_size) == (INTX_TYPES[bits], [1, 64])
+    in_place = load(tmp_path / "plain")
+    aoext.quantize_(in_place, config.scheme, quantize_embeddings=True)
+    model.save_pretrained(tmp_path / "saved")
+    arguments = (
+        tmp_path / "plain",
+        tmp_path / "converted",
+        "--scheme",
+        f"int{bits}",
+        "--quantize-embeddings",
+    )
+    done = runner.invoke(cli, ["convert", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    at = torch.randint(3, 300, (2, 9), generator=generator)
+    with torch.no_grad():
+        logits = model(at).logits
+        for other in (in_place, load(tmp_path / "saved"), load(tmp_path / "converted")):
+            assert_same_state(other, model)
+            assert other.lm_head.weight is other.get_input_embeddings().weight
+            assert torch.equal(other(at).logits, logits)
+
+
+def test_a_table_may_have_another_scheme_than_the_layers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    _llama(transformers).to(BF16).save_pretrained(tmp_path)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    layers, table = aoext.Int4WeightOnlyConfig(32), aoext.IntxWeightOnlyConfig(32, bits=6)
+    model = load(tmp_path)
+    aoext.quantize_(model, layers)
+    summary = aoext.quantize_(model, table, quantize_embeddings=True)
+    assert [(layer.name, layer.tied) for layer in summary.layers] == [("model.embed_tokens", ("lm_head",))]
+    assert isinstance(model.lm_head.weight, INTX_TYPES[6])
+    assert isinstance(model.model.layers[0].mlp.up_proj.weight, Int4Tensor)
+    options = {"per_module": {"embed_tokens$": table}, "quantize_embeddings": True}
+    assert_same_state(load(tmp_path, quantization_config=aoext.AoextConfig(layers, **options)), model)
+
+
+def test_a_small_model_with_a_large_table_takes_a_third_of_its_bytes():
+    """The shape is that of Gemma 3 with 270 million parameters, two thirds of them in the table."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Gemma3TextConfig(
+        vocab_size=262144, hidden_size=640, intermediate_size=2048, num_hidden_layers=18,
+        num_attention_heads=4, num_key_value_heads=1, head_dim=256,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.Gemma3ForCausalLM(config).to(BF16)
+    summary = aoext.quantize_(model, aoext.Int4WeightOnlyConfig("auto"), quantize_embeddings=True)
+    assert summary.skipped == {}
+    assert summary.model_values == 268_098_176
+    assert summary.model_bytes_after < 0.27 * summary.model_bytes_before
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_resized_embeddings_keep_their_rows_and_scheme(config, tied, generator):
     transformers = pytest.importorskip("transformers")
     model = _llama(transformers, tied).to(BF16).eval()
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        layer.weight.data[3, 0] = 1  # new rows have no larger value, which would scale all of nvfp4 anew
     aoext.quantize_(model, config, lambda *_: True, quantize_embeddings=True)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     kind = type(embedding.weight), embedding.weight.named_attributes()

@@ -17,8 +17,6 @@ from formats import FORMATS, bits, same
 from models import assert_same_state
 from ranks import Ranks
 
-transformers = pytest.importorskip("transformers", minversion="5.20")
-
 SIZE = 2
 CONFIG = aoext.Int4WeightOnlyConfig(group_size=16)
 # Ranks have half of the experts, or half of each.
@@ -28,14 +26,24 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks("cpu", SIZE)
+DEVICES = ["cpu", *["cuda"] * (torch.cuda.is_available() and torch.cuda.device_count() >= SIZE)]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """gloo's, and NCCL's where each has a GPU of its own."""
+    ranks = Ranks(request.param, SIZE)
     yield ranks
     ranks.close()
 
 
+def device_of(mesh: Any) -> torch.device:
+    return torch.device(mesh.device_type, mesh.get_rank() if mesh.device_type == "cuda" else None)
+
+
 def load(folder: Path, **options: Any) -> Any:
+    import transformers
+
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
 
 
@@ -45,8 +53,8 @@ def _check(mesh, folder, plan):
     from moe_models import IDS
 
     os.environ |= {"RANK": str(mesh.get_rank()), "WORLD_SIZE": str(SIZE), "LOCAL_RANK": str(mesh.get_rank())}
-    config = aoext.AoextConfig(CONFIG)
-    whole = load(folder / "plain", quantization_config=config)
+    config, ids = aoext.AoextConfig(CONFIG), IDS.to(device_of(mesh))
+    whole = load(folder / "plain", quantization_config=config).to(device_of(mesh))
     for source, options in (("plain", {"quantization_config": config}), ("ours", {})):
         model = load(folder / source, distributed_config=DistributedConfig(**PLANS[plan]), **options)
         shared = 0
@@ -59,13 +67,13 @@ def _check(mesh, folder, plan):
                 shared += 1
         assert shared == 4
         with torch.no_grad():
-            wanted, logits = whole(IDS).logits, model(IDS).logits
+            wanted, logits = whole(ids).logits, model(ids).logits
         assert (logits - wanted).norm() <= 1e-4 * wanted.norm()
-        generated = [m.generate(IDS[:, :4], max_new_tokens=3, do_sample=False) for m in (whole, model)]
+        generated = [m.generate(ids[:, :4], max_new_tokens=3, do_sample=False) for m in (whole, model)]
         assert torch.equal(*generated)
         model.save_pretrained(folder / f"{plan} from {source}")
         if mesh.get_rank() == 0:
-            assert_same_state(whole, load(folder / f"{plan} from {source}"))
+            assert_same_state(whole.cpu(), load(folder / f"{plan} from {source}"))
 
 
 def _shards(mesh, seed, format):
@@ -73,7 +81,7 @@ def _shards(mesh, seed, format):
     from torch.distributed.tensor import Shard, distribute_tensor
 
     generator = torch.Generator().manual_seed(seed)
-    weight = FORMATS[format](torch.randn(4, 32, 64, generator=generator))
+    weight = FORMATS[format](torch.randn(4, 32, 64, generator=generator)).to(device_of(mesh))
     for dim in range(3):
         shared = distribute_tensor(weight, mesh, [Shard(dim)])
         own = weight.chunk(SIZE, dim)[mesh.get_rank()]
@@ -94,7 +102,8 @@ def _fully_sharded(mesh, seed, format):
         FORMATS[format](torch.randn(4, 32, 64, generator=generator)), requires_grad=False
     )
     layer.forward = lambda x: torch.bmm(x, layer.weight.mT)
-    x = torch.randn(4, 3, 64, generator=generator)
+    layer.to(device_of(mesh))
+    x = torch.randn(4, 3, 64, generator=generator).to(device_of(mesh))
     expected = layer(x)
     fully_shard(layer, mesh=mesh)
     assert len(layer.weight.to_local()) == 2
@@ -110,6 +119,7 @@ def test_weights_of_experts_are_shared(check, format, ranks, generator):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", ["qwen3", "mixtral"])
 def test_ranks_compute_together_what_one_would(name, plan, tmp_path, ranks, generator):
+    pytest.importorskip("transformers", minversion="5.20")
     from moe_models import build
 
     build(name, generator).save_pretrained(tmp_path / "plain")

@@ -18,8 +18,10 @@ pytest.importorskip("transformers")
 import transformers
 
 import aoext
+from aoext import serialization
 from aoext.cli.info_files import describe
 from aoext.convert import convert_checkpoint
+from aoext.operators.experts import times
 from aoext.reference import randn
 from aoext.tensors import BlockwiseTensor, Lut4Tensor, QuantizedTensor
 from models import assert_same_state
@@ -27,6 +29,7 @@ from moe_models import IDS, MODELS, build, experts_module
 
 CONFIGS = {
     "int4": aoext.Int4WeightOnlyConfig(group_size=32),
+    "int3": aoext.IntxWeightOnlyConfig(group_size=32, bits=3),
     "int8": aoext.Int8WeightOnlyConfig(),
     "int8_dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
     "float8": aoext.Float8WeightOnlyConfig(),
@@ -183,7 +186,7 @@ def test_one_graph_serves_all_numbers_of_tokens(name, generator):
     assert counts[1:] == counts[1:2] * 5
 
 
-@pytest.mark.parametrize("scheme", ["int4", "int8", "nvfp4"])
+@pytest.mark.parametrize("scheme", ["int4", "int3", "int8", "nvfp4"])
 @pytest.mark.parametrize("name", MODELS)
 def test_quantise_while_loading_save_and_load_again(name, scheme, tmp_path, generator):
     """Also with one layer's experts left as they are, which transformers takes apart in files."""
@@ -195,6 +198,9 @@ def test_quantise_while_loading_save_and_load_again(name, scheme, tmp_path, gene
         loaded = kind.from_pretrained(tmp_path / "plain", dtype=torch.bfloat16, quantization_config=config)
         assert case == "mixed" or len(quantised_experts(loaded)) == EXPERTS[name]
         loaded.save_pretrained(tmp_path / case)
+        file = tmp_path / case / "model.safetensors"
+        codes = {f"{name}.qdata" for name in serialization.descriptions_in(file)}
+        assert codes == {name for name in serialization.names_in(file) if name.endswith(".qdata")}
         again = kind.from_pretrained(tmp_path / case, dtype=torch.bfloat16)
         assert_same_state(loaded, again)
         with torch.no_grad():
@@ -280,8 +286,13 @@ def test_convert_puts_experts_together(name, tmp_path, generator):
     again = type(plain).from_pretrained(tmp_path / "int8")
     assert_same_state(loaded, again)
     assert len(quantised_experts(again)) == EXPERTS[name]
-    names = [name for name, p in again.named_parameters() if isinstance(p, QuantizedTensor) and p.dim() == 3]
-    assert set(names) <= set(result.quantised)
+    files = (tmp_path / "int8").glob("*.safetensors")
+    described = [item for file in files for item in serialization.descriptions_in(file).items()]
+    names = {name for name, description in described if len(description["shape"]) == 3}
+    assert len(names) == sum(isinstance(p, QuantizedTensor) and p.dim() == 3 for p in again.parameters())
+    assert names <= set(result.quantised)
+    beside = {key.rpartition(".experts.")[0] for key in serialization.files_in("test", tmp_path / "plain")}
+    assert {name.rpartition(".experts.")[0] for name in names} <= beside
     assert not any("experts" in note for note in result.notes)
 
 
@@ -348,3 +359,13 @@ def test_transformers_own_float8_experts(kind, device, generator):
         expected = plain(*arguments)
         result = module.to(device)(*(t.to(device) for t in arguments)).cpu()
     assert (result - expected).norm() / expected.norm() < (1e-5 if kind == "fp4" else 0.1)
+
+
+def test_plain_experts_beside_quantised_ones_have_gradients(generator):
+    offsets = torch.tensor([2, 2, 7], dtype=torch.int32)
+    rows, weight = (randn(generator, *size).double().requires_grad_() for size in ((9, 5), (3, 5, 4)))
+    assert torch.autograd.gradcheck(
+        lambda rows, weight: times(rows, weight, offsets), (rows, weight), check_forward_ad=True
+    )
+    (of_weight,) = torch.autograd.grad(times(rows.detach(), weight, offsets).sum(), weight)  # rows need none
+    assert of_weight.abs().sum() > 0

@@ -24,7 +24,8 @@ def figures() -> ModuleType:
 
 
 def texts() -> dict[str, str]:
-    documents = (*BENCHMARKS.glob("*.md"), BENCHMARKS.parent / "docs" / "lora.md")
+    docs = BENCHMARKS.parent / "docs"
+    documents = (*BENCHMARKS.glob("*.md"), docs / "lora.md", docs / "quality.md")
     return {path.name: path.read_text(encoding="utf-8") for path in documents}
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy
 import pytest
 import torch
 
 import aoext
-from aoext.tensors import BlockwiseTensor, Lut4Tensor, QuantizedTensor
+from aoext.tensors import GGUF_TYPES, QuantizedTensor
 from test_checkpoints import exactly
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
 from aoext.checkpoints import gguf as blocks  # noqa: E402
-from aoext.integrations.gguf import load_gguf  # noqa: E402
+from aoext.integrations.gguf.loading import load_gguf  # noqa: E402
 from gguf_models import (  # noqa: E402
     ALL,
     IDS,
@@ -34,28 +33,22 @@ def _seeded(generator):
     torch.manual_seed(generator.initial_seed())
 
 
-# The weight's class and the values that share a scale.
-KINDS: dict[str, tuple[Any, int]] = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), (aoext.Int4Tensor, 32)),
-    **dict.fromkeys(("Q8_0", "Q5_0"), (BlockwiseTensor, 32)),
-    **dict.fromkeys(("Q6_K", "Q3_K"), (BlockwiseTensor, 16)),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), (Lut4Tensor, 32)),
-}
+OTHERS = {"MXFP4": aoext.Lut4Tensor, "NVFP4": aoext.Lut4Tensor, "TQ1_0": GGUF_TYPES["TQ2_0"]}
 
 
 @pytest.mark.parametrize("kind", blocks.FORMATS)
-def test_blocks_keep_their_values(device, kind):
+def test_blocks_keep_their_values_and_bytes(device, kind):
     raw = random_blocks(kind, 24, 512)
     expected = torch.from_numpy(gguf.quants.dequantize(raw, type_of(kind))).double()
-    weight = blocks.weight("layer", kind, torch.from_numpy(raw).to(device), torch.bfloat16)
-    made, group = KINDS[kind]
-    assert type(weight) is made
-    assert weight.block_size == [1, group]
-    error = 3e-7 if kind in ("Q4_1", "Q4_K") else 0  # whose zeros round once
-    # In float32 their product rounds once, and so does the package's.
-    assert (exactly(weight) - expected).abs().max() <= (error + 2.0**-24) * expected.abs().max()
-    dequantised = weight.to(torch.float32).dequantize().double().cpu()
-    assert (dequantised - expected).abs().max() <= 3e-7 * expected.abs().max()
+    weight = blocks.weight("layer", kind, torch.from_numpy(raw).to(device), torch.float32)
+    assert type(weight) is (OTHERS | GGUF_TYPES)[kind]
+    # In float32 products round, as the package's do.
+    difference = weight.dequantize().double().cpu() - expected
+    assert difference.abs().max() <= 3e-7 * expected.abs().max()
+    stored = sum(field.nbytes for name, field in weight.named_fields() if name in ("qdata", "scale"))
+    assert stored - 4 <= raw.nbytes or kind == "TQ1_0"
+    experts = blocks.weight("layer", kind, torch.from_numpy(raw).view(3, 8, -1).to(device), torch.float32)
+    assert torch.equal(experts.dequantize(), weight.dequantize().view(3, 8, -1))
 
 
 def test_blocks_that_are_none():
@@ -104,8 +97,8 @@ def test_logits_are_those_of_the_dequantised_model(tmp_path, architecture):
 def test_all_formats_in_one_model(tmp_path, architecture):
     """Rows of q and k, which llama's files have in another order, in formats with and without tables."""
     kinds = dict(
-        zip(ALL, ("Q6_K", "MXFP4", "Q8_0", "IQ4_XS", "Q3_K", "Q5_0"), strict=True),
-        **{"blk.0.ffn_down": "IQ4_NL"},
+        zip(ALL, ("Q6_K", "MXFP4", "Q2_K", "IQ4_XS", "Q3_K", "Q5_K"), strict=True),
+        **{"blk.0.ffn_down": "NVFP4"},
     )
     kinds |= {"output": "Q6_K"} if architecture == "llama" else {}
     expected = write(tmp_path / "model.gguf", architecture, kinds)
@@ -123,12 +116,12 @@ def test_all_formats_in_one_model(tmp_path, architecture):
 
 
 def test_formats_without_kernels_are_dequantised_and_named(tmp_path, caplog):
-    expected = write(tmp_path / "model.gguf", "llama", {**ALL, "blk.0.ffn_down": "Q5_1"})
+    expected = write(tmp_path / "model.gguf", "llama", {**ALL, "blk.0.ffn_down": "IQ3_S"})
     with caplog.at_level(logging.WARNING):
         model = load_gguf(tmp_path / "model.gguf")
     assert "1 weights" in caplog.text
-    assert "model.layers.0.mlp.down_proj.weight (Q5_1)" in caplog.text
-    assert isinstance(model.model.layers[0].mlp.up_proj.weight, aoext.Int4Tensor)
+    assert "model.layers.0.mlp.down_proj.weight (IQ3_S)" in caplog.text
+    assert isinstance(model.model.layers[0].mlp.up_proj.weight, GGUF_TYPES["Q4_0"])
     wanted = expected(IDS).logits
     assert (model(IDS).logits - wanted).norm() <= 5e-2 * wanted.norm()
 
@@ -141,7 +134,7 @@ def test_embeddings_stay_quantised_and_output_layers_share_them(tmp_path, kind, 
         plain = load_gguf(tmp_path / "model.gguf", dtype=torch.float32, quantize_embeddings=False)
     assert "load_gguf" not in caplog.text
     weight = model.model.embed_tokens.weight
-    assert type(weight) is KINDS[kind][0]
+    assert type(weight) is (OTHERS | GGUF_TYPES)[kind]
     assert model.lm_head.weight is weight
     assert type(plain.model.embed_tokens.weight) is torch.nn.Parameter
     wanted = expected(IDS).logits
@@ -153,12 +146,54 @@ def test_embeddings_stay_quantised_and_output_layers_share_them(tmp_path, kind, 
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
+def in_int8(x, block):
+    """x as int8 times a scale for each `block` elements, by the definition."""
+    parts = x.float().unflatten(-1, (-1, block))
+    scale = parts.abs().amax(-1, keepdim=True) / 127
+    return ((parts / torch.where(scale == 0, 1, scale)).round() * scale).flatten(-2).to(x.dtype)
+
+
+@pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_0"), ("qwen2", "Q4_K"), ("gemma3", "Q8_0")])
+def test_activations_in_int8_by_blocks(tmp_path, architecture, kind):
+    kinds = {**dict.fromkeys(ALL, kind), "blk.0.ffn_down": "Q6_K", "token_embd": "Q8_0"}
+    expected = write(tmp_path / "model.gguf", architecture, kinds)
+    model = load_gguf(tmp_path / "model.gguf", dtype=torch.float32, activation=torch.int8)
+    weights = [p for p in model.parameters() if isinstance(p, QuantizedTensor)]
+    assert len(weights) == len(kinds)
+    for weight in weights:
+        values = 256 if type(weight) in (GGUF_TYPES["Q4_K"], GGUF_TYPES["Q6_K"]) else 32
+        assert weight.activation is torch.int8
+        assert weight.input_block == [1, values]
+    for name, layer in expected.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            weight = model.get_submodule(name).weight
+            if isinstance(weight, QuantizedTensor):
+                block = weight.input_block[1]
+                layer.register_forward_pre_hook(lambda _, rows, block=block: (in_int8(rows[0], block),))
+    wanted = expected(IDS).logits
+    assert (model(IDS).logits - wanted).norm() <= 3e-3 * wanted.norm()
+    # What rounding costs each layer: a step is a 127th of a block's largest.
+    for weight in weights:
+        x = torch.randn(16, weight.shape[-1])
+        exact = x @ weight.dequantize().mT
+        off = (torch.nn.functional.linear(x, weight) - exact).norm() / exact.norm()
+        assert 3e-3 <= off <= 1e-2
+    model.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+def test_activations_in_what_no_kernel_has(tmp_path):
+    with pytest.raises(ValueError, match=r"activation must be None or torch\.int8, got torch\.float16"):
+        load_gguf(tmp_path / "model.gguf", activation=torch.float16)
+
+
 def test_unknown_architectures(tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "rwkv6")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ValueError, match=r"architecture must be one of llama, qwen2, .* got 'mamba'"):
+    with pytest.raises(ValueError, match=r"must be one of bloom, .* llama, .* got 'rwkv6'"):
         load_gguf(tmp_path / "model.gguf")
 
 
@@ -180,9 +215,9 @@ def test_experts(tmp_path, architecture, kind):
 
 def test_experts_without_kernels_are_dequantised_and_named(tmp_path, caplog):
     kinds = dict(zip([f"blk.0.ffn_{part}_exps" for part in ("gate", "up")], ["Q8_0", "Q4_0"], strict=True))
-    expected = write(tmp_path / "model.gguf", "qwen3moe", {**kinds, "blk.0.ffn_down_exps": "Q5_1"})
+    expected = write(tmp_path / "model.gguf", "qwen3moe", {**kinds, "blk.0.ffn_down_exps": "IQ3_S"})
     with caplog.at_level(logging.WARNING):
         model = load_gguf(tmp_path / "model.gguf", dtype=torch.float32)
     assert "experts.gate_up_proj (Q4_0, Q8_0)" in caplog.text
-    assert "experts.down_proj (Q5_1)" in caplog.text
+    assert "experts.down_proj (IQ3_S)" in caplog.text
     assert torch.allclose(model(IDS).logits, expected(IDS).logits, rtol=1e-4, atol=1e-5)

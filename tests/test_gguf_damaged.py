@@ -14,8 +14,8 @@ import torch
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
 
-import aoext.integrations.gguf as integration  # noqa: E402
-from aoext.integrations.gguf import load_gguf  # noqa: E402
+import aoext.integrations.gguf.loading as integration  # noqa: E402
+from aoext.integrations.gguf.loading import load_gguf  # noqa: E402
 from gguf_models import ALL, HIDDEN, INNER, write  # noqa: E402
 
 
@@ -185,3 +185,33 @@ def test_scales_that_are_not_finite(path):
     data[begin : begin + 2] = b"\xff\xff"
     path.write_bytes(data)
     refused(path, r".*blk\.0\.attn_q\.weight: Q4_0 must have finite scales, got NaN or Inf")
+
+
+def test_a_model_in_several_files(path, tmp_path):
+    """The first has the metadata; each has its part of the tensors."""
+    whole = load_gguf(path)
+    reader = gguf.GGUFReader(path)
+    names = [tmp_path / f"part-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    for i, name in enumerate(names):
+        writer = gguf.GGUFWriter(name, "llama")
+        for field in reader.fields.values() if i == 0 else ():
+            if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+                kind, *parts = field.types
+                writer.add_key_value(field.name, field.contents(), kind, parts[0] if parts else None)
+        writer.add_key_value("split.count", 3, gguf.GGUFValueType.UINT16)
+        for tensor in reader.tensors[i::3]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    ids = torch.arange(8)[None]
+    assert torch.equal(load_gguf(names[0])(ids).logits, whole(ids).logits)
+    with pytest.raises(ValueError, match=r"00002-of-00003\.gguf: with split\.count 3 it must be named"):
+        load_gguf(names[1])
+    names[1].write_bytes(names[2].read_bytes())
+    with pytest.raises(ValueError, match=r"00003-of-00003\.gguf: \S+ is there twice"):
+        load_gguf(names[0])
+    names[2].unlink()
+    with pytest.raises(FileNotFoundError, match=r"00003-of-00003\.gguf"):
+        load_gguf(names[0])

@@ -166,7 +166,8 @@ def test_functionalize(linear_map):
 @pytest.mark.parametrize("operator", KINDS)
 def test_vmap_over_a_batch_of_none(operator, device, generator):
     """An empty batch of each tensor alone, and of all at once."""
-    args, kwargs = call_of_any(operator, Problem(3, 8, 64, 32), generator)
+    # So few rows that one kernel has them and twice as many.
+    args, kwargs = call_of_any(operator, Problem(1, 8, 64, 32), generator)
     args = [moved(a, device) for a in args]
 
     def run(*args):

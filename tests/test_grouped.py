@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -21,7 +24,9 @@ from aoext.reference import (
     operator_of,
     randn,
 )
-from conftest import on_the_device_alone
+from aoext.reference.stored import LUT4_BLOCKWISE
+from conftest import XPU_SIM, on_the_device_alone
+from of_experts import call_of
 
 BF16, FP16, FP32 = HIGH_PRECISION
 SHAPES = [
@@ -87,13 +92,85 @@ def test_cpus_give_the_bits_of_a_loop_of_dense_products(operator, problem, threa
                 name: value[begin:end]
                 if name in ("input", "input_scale")
                 else value[expert]
-                if isinstance(value, torch.Tensor) and name not in ("table", "global_scale")
+                if isinstance(value, torch.Tensor) and name != "table"
                 else value
                 for name, value in given.items()
             }
             assert torch.equal(result[begin:end], own(**dense))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("M", [5, 24])
+@pytest.mark.parametrize("name", ["lut4", "nvfp4"])
+def test_one_global_scale_serves_all_experts_as_equal_ones_do(name, M, device, kernel_of, generator):
+    stored = next(w for w in LUT4_BLOCKWISE if w.name == name)
+    problem = Problem(M, 72, 128, 32, BF16, BF16, experts=6)
+    call = call_of("weight_only_linear", stored, stored.dtype, problem, generator)
+    given = {n: moved(a, device) for n, a in {**call.named(), **call.kwargs}.items()}
+    kernel, scale = kernel_of("weight_only_linear lut4 experts"), given["global_scale"][3]
+    shapes = [scale, scale[0], scale.expand(6, 1).contiguous(), scale.repeat(6)]
+    x = given.pop("input")
+    first, *others = (kernel(x, **{**given, "global_scale": s}) for s in shapes)
+    assert all(torch.equal(other, first) for other in others)
+
+
+# In a process of its own, which reads the environment once.
+CHECKED = """
+import sys
+import torch
+if sys.argv[1:] == ["xpu", "simulated"]:
+    import xpu_sim
+    xpu_sim.install()
+import aoext
+ao, device = torch.ops.ao, torch.device(sys.argv[1])
+weight = torch.ones(4, 40, 64, dtype=torch.int8, device=device)
+x, scale = torch.ones(24, 64, device=device), torch.ones(4, 40, 1, device=device)
+q, x_scale = x.to(torch.int8), torch.ones(24, 1, device=device)
+operators = {
+    "weight_only_linear": lambda ends: ao.weight_only_linear(x, weight, scale, 1, offsets=ends),
+    "scaled_linear": lambda ends: ao.scaled_linear(x, weight, scale, 1, offsets=ends),
+    "scaled_mm": lambda ends: ao.scaled_mm(q, weight, x_scale, scale, 1, offsets=ends),
+}
+for operator, product in operators.items():
+    for ends in ([7, 8, 20, 24], [4, 3, 20, 24], [-1, 2, 3, 24], [4, 8, 20, 25]):
+        try:
+            product(torch.tensor(ends, dtype=torch.int32, device=device))
+        except RuntimeError as error:
+            print(operator, ends, error)
+        else:
+            print(operator, ends, "fine")
+if device.type == "cuda":
+    graph, ends = torch.cuda.CUDAGraph(), torch.tensor([4, 3, 20, 24], dtype=torch.int32, device=device)
+    with torch.cuda.graph(graph):
+        product(ends)
+"""
+
+
+def test_bad_offsets_are_errors_on_every_device_where_they_are_checked(device):
+    """Those that a graph captures are not."""
+    arguments = [str(device)] if device.type != "xpu" or XPU_SIM is None else ["xpu", "simulated"]
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKED, *arguments],
+        env={**os.environ, "AOEXT_CHECK_OFFSETS": "1"},
+        capture_output=True,
+        text=True,
+        cwd=os.path.dirname(__file__),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = iter(done.stdout.splitlines())
+    for operator in ("weight_only_linear", "scaled_linear", "scaled_mm"):
+        assert next(lines) == f"{operator} [7, 8, 20, 24] fine"
+        for ends, got in (
+            ("[4, 3, 20, 24]", "3 behind 4"),
+            ("[-1, 2, 3, 24]", "-1 behind 0"),
+            ("[4, 8, 20, 25]", "25 behind 20"),
+        ):
+            line = next(lines)
+            assert line.startswith(f"{operator} {ends} ao::"), line
+            assert line.endswith(f"offsets must be ends that do not decrease, from 0 to T = 24, got {got}"), (
+                line
+            )
 
 
 @pytest.mark.parametrize("operator", GROUPED)
@@ -190,6 +267,31 @@ def test_gradients_backward_and_forward(operator, offsets, N, device, generator)
     assert_close(x.grad, of_x)
     assert_close(bias.grad, of_bias)
     assert_close(forward, of_result)
+
+
+@pytest.mark.parametrize("operator", ["weight_only_linear int4 experts", "weight_only_linear lut4 experts"])
+def test_transforms_of_gradients(operator, device, generator):
+    """Gradients over batches of inputs, in forward mode, and once more."""
+    call = grouped(operator, Problem(24, 40, 64, 32, FP32, FP32), generator, OFFSETS[0])
+    given = {name: moved(a, device) for name, a in call.named().items()}
+
+    def loss(x):
+        return op(operator)(*{**given, "input": x}.values(), **call.kwargs).square().sum()
+
+    def gradient(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(loss(x), x)[0].cpu()
+
+    x, tangent = given["input"], randn(generator, 24, 64).to(device)
+    together = torch.func.vmap(torch.func.grad(loss))(torch.stack([x, tangent]))
+    assert_close(together[0], gradient(x).double())
+    assert_close(together[1], gradient(tangent).double())
+    # The loss is a quadratic form, so that its second derivative is a difference.
+    _, twice = torch.func.jvp(torch.func.grad(loss), (x,), (tangent,))
+    assert_close(twice, (gradient(x + tangent).double() - gradient(x).double()), gradient(x).abs().double())
+    own = x.clone().requires_grad_()
+    first = torch.autograd.grad(loss(own), own, create_graph=True)[0]
+    assert_close(torch.autograd.grad(first, own, tangent)[0], twice.cpu().double())
 
 
 @pytest.mark.filterwarnings("error")

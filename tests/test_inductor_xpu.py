@@ -32,7 +32,7 @@ from aoext.inductor.passes import rewrites
 from aoext.reference import randn, rowwise_values
 from conftest import INTERPRETED, XPU_SIM
 from formats import bits
-from test_aoti import QUICK, every_operator, source
+from test_aoti import QUICK, every_operator, own_loops, source
 from test_aoti_shims import new_handles, tensor
 
 if not INTERPRETED:
@@ -43,7 +43,6 @@ ao = torch.ops.ao
 XPU = torch.device("xpu")
 BF16 = torch.bfloat16
 
-WEIGHT_ONLY = {"int4", "int8", "float8", "mxfp4", "nvfp4", "nf4"}
 # Those that quantise their input too.
 DYNAMIC = {"int8_dynamic", "float8_dynamic", "float8_block", "mxfp8", "int4_int8", "int4_float8"}
 LAYERS = 2  # of test_transformers.llama
@@ -54,7 +53,7 @@ def calls_of(scheme: str) -> Counter[str]:
 
     q, k and v quantise their input once, and so do gate and up.
     """
-    if scheme in WEIGHT_ONLY:
+    if scheme not in DYNAMIC:
         return Counter({"weight_only_linear": 7 * LAYERS + 1})
     return Counter(
         {
@@ -86,7 +85,7 @@ def _fresh(generator):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_llama_of_every_scheme_gives_the_logits_of_eager(scheme, generator):
-    assert SCHEMES.keys() == WEIGHT_ONLY | DYNAMIC
+    assert SCHEMES.keys() >= DYNAMIC
     model = test_transformers.llama().to(XPU)
     options = {"group_size": 32} if scheme in ("int4", "int4_float8") else {}
     aoext.quantize_(model, as_config("test", {"scheme": scheme, **options}))
@@ -190,13 +189,9 @@ def test_the_cpp_wrapper_calls_every_operator_by_its_shim(generator):
     compiled = torch.compile(calls, fullgraph=True, options=options)
     with torch.no_grad():
         code = cpp_of(lambda: compiled(calls.tensors), GraphLowering, "save_output_code", 0)
-    # Inductor turns a dequantisation by rows, of a weight and its scales alone, into a loop of its own.
-    dequantized = [args for name, args, _ in calls.calls if name == "dequantize"]
-    own_loops = [args for args in dequantized if args[2] and all(a is None for a in args[3:])]
-    called = Counter(name for name, _, _ in calls.calls)
-    called["dequantize"] -= len(own_loops)
-    assert own_loops
-    assert_calls_shims(code, list(called.elements()))
+    by_rows = own_loops(calls)
+    assert len(by_rows) == 1
+    assert_calls_shims(code, [call[0] for call in calls.calls if call not in by_rows])
     assert "dequantize" in code
 
 

@@ -53,7 +53,8 @@ def test_finite_weights_give_finite_results_up_to_the_largest_float(format, dtyp
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_largest_finite_weights_are_kept(format, generator):
-    for dtype in DTYPES:
+    # float32 often: whether two roundings make the largest scale infinite is chance.
+    for dtype in (*DTYPES, *[FP32] * 10):
         most = torch.finfo(dtype).max
         w = (torch.rand(8, 64, generator=generator) * 2 - 1).double() * most
         w[0, 0], w[0, 1] = -most, most

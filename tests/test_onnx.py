@@ -8,7 +8,8 @@ from torch import nn
 
 import aoext
 from aoext.reference import randn
-from formats import FORMATS, LARGEST_CODES
+from aoext.tensors import TENSOR_TYPES
+from formats import LARGEST_CODES
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -29,6 +30,7 @@ CONFIGS = {
     "mxfp4": aoext.MXFP4WeightOnlyConfig(),
     "nvfp4": aoext.NVFP4WeightOnlyConfig(),
     "nf4": aoext.NF4WeightOnlyConfig(),
+    "nf4 nested": aoext.NF4WeightOnlyConfig(block_size=16, double_quantization=True),
 }
 
 
@@ -44,9 +46,10 @@ def test_a_quantised_model_runs_in_onnxruntime(name, bias, tmp_path, generator):
 
 @pytest.mark.parametrize("format", LARGEST_CODES)
 def test_groups_of_every_width_run_in_onnxruntime(format, tmp_path, generator):
-    model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 8)).eval()
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 8)).eval()
+    kind = TENSOR_TYPES[f"{format.capitalize()}Tensor"]
     for layer in (model[0], model[2]):
-        layer.weight = nn.Parameter(FORMATS[format](layer.weight.detach()), requires_grad=False)
+        layer.weight = nn.Parameter(kind.from_hp(layer.weight.detach(), [1, 16]), requires_grad=False)
     assert_runs(model, randn(generator, 3, 64), tmp_path, bound=1e-5)
 
 

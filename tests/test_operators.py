@@ -16,7 +16,6 @@ from aoext.reference import (
     ACTIVATION_CALLS,
     BIAS_CALLS,
     CALLS,
-    DEQUANTIZE_CALLS,
     EIGHT_BIT,
     HIGH_PRECISION,
     INPUT_CALLS,
@@ -313,16 +312,19 @@ def test_zero_points_far_above_their_scales_keep_the_bound(
     assert_close(kernel_of("bf16i4bf16_rowwise")(*args), expected, slack=slack)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("M", [2, 5, 24])
 @pytest.mark.parametrize("operator", ACTIVATION_CALLS)
-def test_nan_and_inf_stay_in_their_row(operator, M, poison, device, kernel_of, generator):
-    call = CALLS[operator](Problem(M, 40, 128, 32), generator)
-    clean = call.run(device, kernel_of(operator)).cpu()
-    x = call.args[0].clone()
+def test_nan_and_inf_stay_in_their_row(operator, M, poison, dtype, device, kernel_of, generator):
+    """Row 0 has an outlier, so that CPUs take it as floats, alone or beside the one that no integers hold."""
+    call = CALLS[operator](Problem(M, 40, 128, 32, dtype), generator)
+    x, others = call.args[0].clone(), torch.arange(M) != 1
+    x[0, 40] = 64
+    run = lambda: kernel_of(operator)(x.to(device), *call.on(device)[1:], **call.kwargs).cpu()  # noqa: E731
+    clean = run()
     x[1, 77] = poison
-    dirty = kernel_of(operator)(x.to(device), *call.on(device)[1:], **call.kwargs).cpu()
-    others = torch.arange(M) != 1
+    dirty = run()
     assert torch.equal(dirty[others], clean[others])
     assert not torch.isfinite(dirty[1]).any()
 
@@ -398,9 +400,12 @@ def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, ker
     assert (product.abs() > torch.finfo(FP16).max).any()
     args["bias"] = (product[0] * (-15 / 16)).float()
     result = kernel_of(operator)(*(moved(a, device) for a in args.values()), **call.kwargs)
-    # As a device may: kernels of matrix engines multiply by weights of the input's type.
-    rounds_weights = kernel_of is not generic_of and (dtype is BF16 or device.type == "cuda")
-    assert_close(result, product + args["bias"].double(), slack=16 if rounds_weights else 1)
+    slack = 1
+    if kernel_of is not generic_of:
+        # As a device may: kernels of matrix engines multiply by weights of the input's type. And of the
+        # sixteenth that the bias leaves, errors of sums in float32 are 16 times as large a part.
+        slack = 16 if dtype is BF16 or device.type == "cuda" else 2
+    assert_close(result, product + args["bias"].double(), slack=slack)
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
@@ -445,8 +450,8 @@ def test_empty_input_gives_an_empty_result(operator, leading, device, kernel_of,
 @pytest.mark.parametrize("operator", CALLS)
 def test_no_output_channels_give_an_empty_result(operator, M, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 0, 64, 32), generator)
-    shape = (0, 64) if operator in DEQUANTIZE_CALLS else (M, 0)
-    assert call.run(device, kernel_of(operator)).shape == shape
+    assert call.run(device, kernel_of(operator)).shape == call.reference.shape
+    assert 0 in call.reference.shape
 
 
 @pytest.mark.parametrize("M", [1, 4, 100])

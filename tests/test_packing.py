@@ -17,6 +17,7 @@ from aoext.packing import (
     pack_int4,
     unpack_int4,
 )
+from aoext.packing.scales import held
 from aoext.tensors import Int4Tensor
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -249,7 +250,8 @@ def test_blocks_of_rows_change_nothing(device, generator, monkeypatch):
         return [*int4_row_quantize_zp(x, 8), *int4_row_quantize(x, 12), dequantize(q, scale)]
 
     whole = results()
-    monkeypatch.setattr(packing.scales, "BLOCK_ELEMENTS", 100)  # 4 rows; the last block has 3
+    monkeypatch.setattr(packing.scales, "BLOCK_ELEMENTS", {})
+    monkeypatch.setattr(packing.scales, "BLOCK_ELEMENTS_ELSEWHERE", 100)  # 4 rows; the last block has 3
     for blocked, expected in zip(results(), whole, strict=True):
         assert torch.equal(blocked, expected)
     assert torch.equal(x, before)
@@ -317,6 +319,16 @@ def test_a_range_beyond_float32_is_quantised(device):
     assert scale.item() == pytest.approx(4e37)
     assert zero_point.item() == pytest.approx(2e37)
     assert int4_row_quantize(x[:, :2], 2)[0].tolist() == [[-8, 7]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_scales_below_the_normal_numbers_are_rounded_up(dtype, device):
+    limits = torch.finfo(dtype)
+    step = limits.smallest_normal * limits.eps
+    scale = torch.cat([torch.logspace(-44, 30, 500, dtype=torch.float64).float(), torch.zeros(1)])
+    exact = (scale.double() / step).ceil().clamp(min=1) * step
+    expected = torch.where(scale < limits.smallest_normal, exact, scale.double()).float()
+    assert torch.equal(held(scale.to(device), dtype).cpu(), expected)
 
 
 def test_scales_that_their_dtype_cannot_hold_are_refused(device):

@@ -49,12 +49,14 @@ def _seeded(generator):
 
 
 class Model(nn.Module):
+    """Its activation is smooth: relu's gradient changes by one where two computations round apart."""
+
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(HIDDEN, INNER), nn.Linear(INNER, OUT, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).relu())
+        return self.down(nn.functional.silu(self.up(x)))
 
 
 def adapted(scheme: str, device: torch.device, **options: Any) -> Any:

@@ -59,6 +59,7 @@ def look(
     later: dict[str, int] | None = None,
     ptx: str = "PTX file    1: x.1.sm_90.ptx",
     name: str = "x.so",
+    options: tuple[str, ...] = (),
 ) -> str:
     """The tool's output on a library of this machine code; its last line is the exit code.
 
@@ -79,7 +80,8 @@ def look(
     else:
         library.touch()
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run([sys.executable, TOOL, library], env=environment, capture_output=True, text=True)
+    command = [sys.executable, TOOL, library, *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return f"{done.stdout}{done.stderr}\n{done.returncode}"
 
 
@@ -122,6 +124,14 @@ def test_ptx_that_a_later_gpu_cannot_compile_is_an_error(tmp_path: Path) -> None
     assert "-arch=sm_120" in output
 
 
+def test_later_gpus_are_looked_at_that_are_asked_for(tmp_path: Path) -> None:
+    usage = "\n".join(code(name, **{FINE: 0}) for name in ARCHITECTURES)
+    for architecture, exit_code in (("sm_100", 0), ("sm_120", 1)):
+        output = look(tmp_path, usage, {"sm_100": 0, "sm_120": 64}, options=("--later", architecture))
+        assert output.endswith(f"\n{exit_code}"), output
+        assert "1 kernels, 5 with architectures" in output
+
+
 def test_excuses_hold_for_their_architectures_and_bytes_alone(tmp_path: Path) -> None:
     kernel = "_ZN5aoext4cuda8tinygemm9mm_kernelILi8ELi1ELi2EEEvNS1_5ShapeE"
     for architecture, stack, exit_code in (("sm_80", 8, 0), ("sm_80", 16, 1), ("sm_90", 8, 1)):
@@ -142,3 +152,11 @@ def test_a_library_without_kernels_is_no_success(tmp_path: Path) -> None:
     output = look(tmp_path, code("sm_80", **{THEIRS: 0}))
     assert output.endswith("\n1"), output
     assert "holds no kernel of aoext::cuda::" in output
+
+
+def test_architectures_that_were_not_compiled_for_are_not_missing(tmp_path: Path) -> None:
+    usage = "\n".join(code(architecture, **{FINE: 0}) for architecture in ("sm_90", "sm_90a"))
+    for capabilities, exit_code in (("90", 0), ("80;90", 1), ("ALL", 1)):
+        output = look(tmp_path, usage, options=("--capabilities", capabilities))
+        assert output.endswith(f"\n{exit_code}"), output
+        assert ("no machine code for sm_80" in output) == bool(exit_code), output

@@ -18,6 +18,7 @@ from aoext.configs import (
     Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
     MXDynamicActivationMXWeightConfig,
     MXFP4WeightOnlyConfig,
     NF4WeightOnlyConfig,
@@ -27,7 +28,7 @@ from aoext.configs import (
 from aoext.models import quantize as quantize_module
 from aoext.models.quantize import quantize_
 from aoext.reference import randn
-from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor
+from aoext.tensors import BlockwiseTensor, Float8Tensor, Int3Tensor, Int4Tensor, Int8Tensor, Lut4Tensor
 from formats import same
 
 BY_BLOCKS = Float8DynamicActivationFloat8WeightConfig(granularity=(PerBlock([1, 128]), PerBlock([128, 128])))
@@ -48,6 +49,8 @@ CONFIGS = [
     (NVFP4WeightOnlyConfig(), Lut4Tensor, {"block_size": [1, 16]}),
     (NVFP4WeightOnlyConfig(False), Lut4Tensor, {"global_scale": None}),
     (NF4WeightOnlyConfig(), Lut4Tensor, {"block_size": [1, 64]}),
+    (IntxWeightOnlyConfig(32, bits=3), Int3Tensor, {"block_size": [1, 32]}),
+    (IntxWeightOnlyConfig(32, bits=8), BlockwiseTensor, {"block_size": [1, 32]}),
 ]
 
 

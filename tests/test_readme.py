@@ -10,12 +10,15 @@ import torch
 
 from aoext.formats.table import FORMATS, Code, code_of
 from aoext.library.info import build_config
-from aoext.reference import ALL_CALLS, EIGHT_BIT, GROUPED, Problem, op, operator_of
+from aoext.reference import EIGHT_BIT, GROUPED, SUBJECTS, Problem, call_of, op
 from formats import OPERATORS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("compile", "files", "quantize"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("compile", "files", "quantize", "training")),
+]
 
 
 def weights_taken(operator: str) -> str:
@@ -25,18 +28,16 @@ def weights_taken(operator: str) -> str:
         return ", ".join(dtypes)
     if operator == "sort_by_expert":
         return "–"
-    kinds = [kind for kind in ALL_CALLS if operator_of(kind) == operator and kind not in GROUPED]
     taken = set()
-    for kind in kinds:
-        for dtype in EIGHT_BIT:
-            call = ALL_CALLS[kind](Problem(2, 8, 64, 32, eight_bit=dtype), torch.Generator())
-            call.run(torch.device("cpu"), op(kind))
-            given = call.named()
-            if "code" not in given:
-                given["code"] = (
-                    Code.INT4 if "i4" in kind or "int4" in kind else code_of(given["weight"].dtype)
-                )
-            taken.add(given["code"])
+    for subject in SUBJECTS:
+        if subject.operator != operator or subject.kind in GROUPED:
+            continue
+        call = call_of(subject, Problem(2, 8, 256, 32), torch.Generator())
+        call.run(torch.device("cpu"), op(operator))
+        given = call.named()
+        if "code" not in given:
+            given["code"] = Code.INT4 if subject.format == "int4" else code_of(given["weight"].dtype)
+        taken.add(given["code"])
     if taken == set(Code):
         return "every format"
     if taken == {code for code in Code if not FORMATS[code].has_table}:

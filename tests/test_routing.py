@@ -17,10 +17,9 @@ def sort_by_expert(request):
 
 
 def assert_sorted(result, expert, experts):
-    order, offsets = result
-    assert (order.dtype, offsets.dtype) == (torch.int64, torch.int32)
-    assert order.device == offsets.device == expert.device
-    assert (order.tolist(), offsets.tolist()) == sorted_by_expert(expert, experts)
+    assert [part.dtype for part in result] == [torch.int64, torch.int64, torch.int32]
+    assert {part.device for part in result} == {expert.device}
+    assert tuple(part.tolist() for part in result) == sorted_by_expert(expert, experts)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
@@ -53,11 +52,11 @@ def test_products_take_the_offsets(device, generator):
     weight = torch.randint(-128, 128, (4, 40, 64), generator=generator, dtype=torch.int8).to(device)
     scale = (torch.rand(4, 40, 1, generator=generator) / 64).to(device)
     expert, share = routed(9, 3, 4, generator).to(device), torch.rand(9, 3, generator=generator).to(device)
-    order, offsets = torch.ops.ao.sort_by_expert(expert, 4)
+    order, place, offsets = torch.ops.ao.sort_by_expert(expert, 4)
     rows = torch.ops.ao.weight_only_linear(
         x[order // 3], weight, scale, offsets=offsets, code=aoext.Code.INT8
     )
-    y = torch.bmm(share.unsqueeze(1), rows[order.argsort()].view(9, 3, 40)).squeeze(1)
+    y = torch.bmm(share.unsqueeze(1), rows[place].view(9, 3, 40)).squeeze(1)
     expected = torch.zeros(9, 40, dtype=torch.float64)
     dense = (weight.double() * scale.double()).cpu()
     for (token, j), e in zip(
@@ -94,11 +93,11 @@ def test_a_compiled_graph_takes_other_numbers_of_tokens(device, generator):
 
     @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
     def f(expert):
-        order, offsets = torch.ops.ao.sort_by_expert(expert, 8)
-        return order // expert.shape[1], offsets + 1
+        order, place, offsets = torch.ops.ao.sort_by_expert(expert, 8)
+        return order // expert.shape[1], place + 1, offsets + 1
 
     for tokens in (3, 17, 40):
         expert = routed(tokens, 2, 8, generator).to(device)
-        order, ends = sorted_by_expert(expert, 8)
-        rows, more = f(expert)
-        assert (rows.tolist(), more.tolist()) == ([i // 2 for i in order], [end + 1 for end in ends])
+        order, place, ends = sorted_by_expert(expert, 8)
+        expected = [i // 2 for i in order], [i + 1 for i in place], [end + 1 for end in ends]
+        assert tuple(part.tolist() for part in f(expert)) == expected

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+import aoext
 from aoext.reference import assert_close, randn
 from conftest import compiler_for
 from formats import CLASSES, HIGH_PRECISION, meaning, quantized, same
@@ -103,10 +104,12 @@ def test_a_write_that_inductor_compiled_is_noticed(format, write, device, genera
     with torch.no_grad():
         torch.compile(overwrite, fullgraph=True, backend=compiler_for(device))(weight, other)
     # Inductor may round a sum next to the middle of two steps to the other one.
-    step = written.scale.abs().max() if (format, write) == ("int4", "sum") else 0
+    step = torch.zeros(())
+    if write == "sum" and format in ("int4", "nvfp4"):  # e2m1's last steps are of 2
+        step = written.scale.float().abs().max() * (1 if format == "int4" else 2 * written.global_scale)
     difference = (weight.dequantize() - written.dequantize()).abs()
     near = torch.isclose(weight.dequantize(), written.dequantize(), rtol=0.1, atol=0.1)
-    assert (near | (difference <= 1.01 * step)).all()
+    assert (near | (difference <= 1.01 * step.to(device))).all()
     assert (~near).float().mean() < 0.01
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
@@ -155,3 +158,78 @@ def test_layers_streamed_through_one_buffer(format, device, generator):
     assert same(buffer, weights[1])
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+PLAIN_WRITES = {
+    "copy_": lambda w, plain: w.copy_(plain),
+    "foreach": lambda w, plain: torch._foreach_copy_([w], [plain]),
+    "setitem": lambda w, plain: w.__setitem__(slice(None), plain),
+    "load_state_dict": lambda w, plain: _holding(w).load_state_dict({"weight": plain}),
+    "transposed": lambda w, plain: w.t().copy_(plain.t()),
+    "requantize_": lambda w, plain: aoext.requantize_(_holding(w), {"weight": plain}),
+    "compiled": lambda w, plain: torch.compile(_copy, backend="aot_eager")(w, plain),
+}
+
+
+@pytest.mark.parametrize("dtype", HIGH_PRECISION)
+@pytest.mark.parametrize("write", PLAIN_WRITES)
+@pytest.mark.parametrize("format", CLASSES)
+def test_plain_weights_are_quantised_in_place(format, write, dtype, device, generator):
+    torch._dynamo.reset()
+    weight = quantized(format, N, K, FP32, device, generator)
+    places = [field.data_ptr() for _, field in weight.named_fields()]
+    plain = (3 * randn(generator, N, K)).to(device, dtype)
+    expected = weight.requantized(plain.float())
+    with torch.no_grad():
+        PLAIN_WRITES[write](weight, plain)
+    assert same(weight, expected)
+    assert [field.data_ptr() for _, field in weight.named_fields()] == places
+
+
+def test_what_cannot_be_quantised_in_place_is_refused(device, generator):
+    weight = quantized("int4", N, K, FP32, device, generator)
+    before, plain = weight.clone(), randn(generator, N, K).to(device)
+    for wrong in (plain[:, :1], plain[:3]):
+        with pytest.raises(ValueError, match=r"copy_ needs a source \[24, 64\], got float32"):
+            weight.copy_(wrong)
+    with pytest.raises(ValueError, match="finite"):
+        weight.copy_(torch.where(plain > 1, torch.inf, plain))
+    with pytest.raises(RuntimeError, match="needs a matrix that requires no gradient"):
+        weight.copy_(plain.requires_grad_())
+    rows = quantized("int8", N, K, FP32, device, generator)
+    with pytest.raises(ValueError, match="a slice along K cannot change its scale"):
+        rows[:, :32].copy_(plain.detach()[:, :32])
+    assert same(weight, before)
+
+
+def test_requantize_tells_what_it_has_left(generator):
+    model = nn.Sequential(nn.Linear(K, N), nn.LayerNorm(N), nn.Linear(N, N, bias=False))
+    model.append(model[2])
+    aoext.quantize_(model, aoext.Int8WeightOnlyConfig())
+    given = {
+        "0.weight": randn(generator, N, K),
+        "0.bias": randn(generator, N),
+        "3.weight": randn(generator, N, N),
+    }
+    summary = aoext.requantize_(model, iter({**given, "lm_head.weight": torch.zeros(1)}.items()))
+    assert (summary.requantized, summary.copied) == (["0.weight", "3.weight"], ["0.bias"])
+    assert (summary.left, summary.unknown) == (["1.weight", "1.bias"], ["lm_head.weight"])
+    assert "2 weights quantised anew, 1 tensors copied" in str(summary)
+    assert torch.equal(model[0].bias, given["0.bias"])
+    assert same(model[2].weight.detach(), model[2].weight.detach().requantized(given["3.weight"]))
+    with pytest.raises(ValueError, match=r"requantize_: 0.weight: it must be \[24, 64\]"):
+        aoext.requantize_(model, {"0.weight": torch.zeros(3, 3)})
+    with pytest.raises(ValueError, match=r"requantize_: 0.weight: .* must be finite"):
+        aoext.requantize_(model, {"0.weight": torch.full((N, K), torch.nan)})
+
+
+def test_compiled_code_goes_on_with_new_weights(device, generator):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(K, N)).to(device)
+    aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=32))
+    compiled = torch.compile(model, fullgraph=True, backend=compiler_for(device))
+    x = randn(generator, 3, K).to(device)
+    with torch.no_grad():
+        compiled(x)
+        aoext.requantize_(model, {"0.weight": randn(generator, N, K)})
+        torch.testing.assert_close(compiled(x), model(x))

@@ -7,15 +7,16 @@ import torch
 from torch.nn.functional import linear
 
 from aoext.reference import assert_close, randn
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
+from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor, NestedLut4Tensor
 from aoext.tensors.groups import GroupsTensor
-from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, meaning, product, quantized, same
+from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, SLICED, meaning, product, quantized, same
 
 BF16, FP16, FP32 = HIGH_PRECISION
-N, K = 24, 4 * GROUP_SIZE
+UNIT = 32  # columns that every format can be cut by
+N, K = 24, 4 * UNIT
 
 ROWS = slice(5, 17)
-COLUMNS = slice(GROUP_SIZE, 3 * GROUP_SIZE)
+COLUMNS = slice(UNIT, 3 * UNIT)
 
 
 @pytest.fixture(params=FORMATS)
@@ -23,8 +24,11 @@ def weight(request, device, generator):
     return quantized(request.param, N, K, BF16, device, generator)
 
 
+sliced = pytest.mark.parametrize("weight", SLICED, indirect=True)
+
+
 @pytest.mark.parametrize(
-    "index", [(ROWS,), (slice(None), COLUMNS), (ROWS, COLUMNS), (slice(-3, None), slice(-16, None))]
+    "index", [(ROWS,), (slice(None), COLUMNS), (ROWS, COLUMNS), (slice(-3, None), slice(-UNIT, None))]
 )
 def test_slices_mean_what_slices_of_a_plain_weight_mean(weight, index, generator):
     part = weight[index]
@@ -38,13 +42,14 @@ def test_slices_mean_what_slices_of_a_plain_weight_mean(weight, index, generator
 
 def test_narrow_and_slices_of_the_transposed_view_agree(weight):
     assert same(weight.narrow(0, 5, 12), weight[ROWS])
-    assert same(weight.narrow(1, 16, 32), weight[:, COLUMNS])
+    assert same(weight.narrow(1, UNIT, 2 * UNIT), weight[:, COLUMNS])
     assert same(weight.t()[COLUMNS, ROWS].t(), weight[ROWS, COLUMNS])
     assert same(weight[3:3], weight.narrow(0, 3, 0))
     assert weight[3:3].shape == (0, K)
     assert same(weight[:], weight)
 
 
+@sliced
 def test_chunks_and_splits_are_slices(weight):
     def agree(parts, slices):
         assert len(parts) == len(slices)
@@ -64,9 +69,10 @@ def test_chunks_and_splits_are_slices(weight):
         weight.split([N, 1])
 
 
+@sliced
 def test_cat_is_the_inverse_of_split(weight, generator):
     for dim in (0, 1, -1):
-        whole = torch.cat(weight.split(GROUP_SIZE if dim else 10, dim), dim)
+        whole = torch.cat(weight.split(UNIT if dim else 10, dim), dim)
         assert same(whole, weight)
         assert torch.equal(whole.dequantize(), weight.dequantize())
     assert same(torch.cat(weight.t().chunk(2, 1), 1).t(), weight)
@@ -87,6 +93,7 @@ def test_cat_of_what_differs_is_refused(device, generator):
         torch.cat([int8, other], 1)
 
 
+@sliced
 def test_fields_of_slices_are_views_of_the_parents(weight):
     parents = dict(weight.named_fields())
     for part in (weight[ROWS], weight[:, COLUMNS], weight.t()[COLUMNS], weight.detach()):
@@ -125,7 +132,7 @@ def test_copy_into_columns_cannot_change_scales_of_whole_rows(format, device, ge
     assert torch.equal(meaning(parent), before)
     other.scale.copy_(parent.scale)
     parent[:, COLUMNS].copy_(other[:, COLUMNS])
-    expected = torch.cat((before[:, :16], meaning(other)[:, COLUMNS], before[:, 48:]), 1)
+    expected = torch.cat((before[:, :UNIT], meaning(other)[:, COLUMNS], before[:, 3 * UNIT :]), 1)
     assert torch.equal(meaning(parent), expected)
 
 
@@ -185,7 +192,7 @@ def test_copy_of_what_differs_is_refused(device, generator):
             weight.copy_(other)
     with pytest.raises(ValueError, match="stored dtype"):
         Float8Tensor.from_hp(w).copy_(Float8Tensor.from_hp(w, torch.float8_e5m2))
-    for target, source in ((weight, -w), (w, weight), (weight, Int8Tensor.from_hp(w))):
+    for target, source in ((w, weight), (weight, Int8Tensor.from_hp(w))):
         with pytest.raises(NotImplementedError, match=r"aten\.copy_\.default from"):
             target.copy_(source)
 
@@ -207,6 +214,50 @@ def test_clones_and_contiguous_copies_stand_alone(weight):
     assert weight.contiguous() is weight
     assert same(weight[:, COLUMNS].contiguous(), weight[:, COLUMNS])
     assert all(field.is_contiguous() for _, field in weight[:, COLUMNS].contiguous().named_fields())
+
+
+@pytest.fixture
+def nested(device, generator):
+    """64 rows of 4 groups are a block of nested scales."""
+    return quantized("nf4_nested", 150, 4 * GROUP_SIZE, BF16, device, generator)
+
+
+def test_nested_scales_that_are_cut_between_blocks_keep_their_bytes(nested):
+    plain = nested.dequantize()
+    for part, expected in ((nested[64:128], plain[64:128]), (nested[128:], plain[128:])):
+        assert type(part) is NestedLut4Tensor
+        assert torch.equal(part.dequantize(), expected)
+        assert all(
+            field.untyped_storage().data_ptr() == getattr(nested, name).untyped_storage().data_ptr()
+            for name, field in part.named_fields()
+        )
+    assert same(torch.cat(nested.split(64)), nested)
+    assert same(torch.cat([nested[64:128], nested])[64:], nested)
+    other = nested.clone()
+    other[64:128].copy_(nested[:64])
+    assert torch.equal(other.dequantize(), torch.cat((plain[:64], plain[:64], plain[128:])))
+
+
+def test_nested_scales_that_are_cut_elsewhere_become_floats(nested, generator):
+    plain, x = nested.dequantize(), randn(generator, 3, nested.shape[1], dtype=BF16).to(nested.device)
+    for part, expected in (
+        (nested[3:70], plain[3:70]),
+        (nested[:, GROUP_SIZE:], plain[:, GROUP_SIZE:]),
+        (torch.cat(nested.split(40)), plain),
+        (torch.cat([nested, nested]), torch.cat([plain, plain])),
+        (torch.nn.functional.pad(nested, [0, 0, 0, 3]), torch.nn.functional.pad(plain, [0, 0, 0, 3])),
+    ):
+        assert type(part) is Lut4Tensor
+        assert torch.equal(part.dequantize(), expected)
+        if part.shape[1] == len(x[0]):
+            assert_close(linear(x, part), x.double().cpu() @ meaning(part).t())
+    with pytest.raises(NotImplementedError, match="this part of a weight is a copy, since it cuts a block"):
+        nested[3:70].copy_(nested[5:72])
+    with pytest.raises(NotImplementedError, match="and cannot be written into"):
+        nested[:3].copy_(plain[3:6])
+    part = nested[3:70].clone()
+    part.copy_(nested[5:72])
+    assert torch.equal(part.dequantize(), plain[5:72])
 
 
 def test_transposing_twice_is_nothing(weight):
@@ -249,6 +300,7 @@ def test_to_other_dtypes_is_refused(format, dtype, device, generator):
         weight.to(dtype)
 
 
+@sliced
 def test_views_in_inference_mode(weight, generator):
     x = randn(generator, 3, K, dtype=BF16).to(weight.device)
     expected = linear(x, weight), weight[ROWS], weight.to(FP16)
@@ -277,6 +329,7 @@ def test_views_of_a_weights_own_shape(weight):
     assert repr(flat) == f"{weight!r}.view(-1)"
 
 
+@sliced
 def test_new_weights_of_the_same_form(weight):
     zeros = weight.new_zeros(3, K)
     assert zeros.shape == (3, K)
@@ -298,11 +351,12 @@ def test_new_zeros_of_int4_have_whole_groups(device, generator):
         weight.new_zeros(3, GROUP_SIZE + 1)
 
 
+@sliced
 def test_padding_puts_zeros_behind_a_weight(weight):
     for pad, rows, columns in (
         ([0, 0, 0, 3], 3, 0),
-        ([0, GROUP_SIZE], 0, GROUP_SIZE),
-        ([0, 16, 0, 1], 1, 16),
+        ([0, UNIT], 0, UNIT),
+        ([0, UNIT, 0, 1], 1, UNIT),
     ):
         padded = torch.nn.functional.pad(weight, pad)
         assert padded.shape == (N + rows, K + columns)
@@ -314,7 +368,7 @@ def test_padding_puts_zeros_behind_a_weight(weight):
     copy = torch.nn.functional.pad(weight, [0, 0])
     assert same(copy, weight)
     assert all(field.data_ptr() != getattr(weight, name).data_ptr() for name, field in copy.named_fields())
-    for pad, value in (([1, 0], 0), ([0, -16], 0), ([0, 16], 1)):
+    for pad, value in (([1, 0], 0), ([0, -UNIT], 0), ([0, UNIT], 1)):
         with pytest.raises(NotImplementedError, match="pad is implemented for zeros at the end alone"):
             torch.nn.functional.pad(weight, pad, value=value)
 

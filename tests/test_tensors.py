@@ -155,7 +155,6 @@ def test_all_other_operations_are_named(format, device, generator):
         (lambda: weight[::2], r"aten\.slice\.Tensor"),
         (lambda: linear(weight, weight), "linear: only the weight, the second factor"),
         (lambda: linear(x, x, weight), "linear: only the weight, the second factor"),
-        (lambda: torch.mm(x, weight.t(), out=x), "mm with a quantised weight takes no out"),
         (lambda: torch.addmm(x, x, weight.t(), alpha=2), "takes no beta and no alpha"),
     ):
         with pytest.raises(NotImplementedError, match=name):
@@ -164,6 +163,25 @@ def test_all_other_operations_are_named(format, device, generator):
             call()
     with pytest.raises(RuntimeError, match=r"mm: the first factor must be \[M, K\], got \[1, 5, 32\]"):
         torch.mm(x[None], weight.t())
+
+
+def test_products_are_written_where_they_are_wanted(device, generator):
+    weight = Int8Tensor.from_hp(randn(generator, 24, 32)).to(device)
+    x, y = randn(generator, 5, 32).to(device), randn(generator, 5, 24).to(device)
+    plain, out = weight.dequantize(), torch.empty(5, 24, device=device)
+    with torch.no_grad():
+        assert torch.mm(x, weight.t(), out=out) is out
+        torch.testing.assert_close(out, x @ plain.t(), rtol=1e-4, atol=1e-4)
+        total = torch.ones(5, 32, device=device)
+        assert total.addmm_(y, weight) is total
+        torch.testing.assert_close(total, 1 + y @ plain, rtol=1e-4, atol=1e-4)
+        half = y.to(BF16)
+        torch.addmm(total, half, weight.to(BF16), out_dtype=torch.float32, out=total)
+        torch.testing.assert_close(total, 1 + y @ plain + half.float() @ plain, rtol=1e-4, atol=1e-4)
+        with pytest.raises(
+            RuntimeError, match=r"mm: out must be a plain tensor \[5, 24\], got float32 \[5, 32\]"
+        ):
+            torch.mm(x, weight.t(), out=total)
 
 
 def test_repr_can_be_read(generator):

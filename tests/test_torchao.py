@@ -117,6 +117,73 @@ def test_models_go_there_and_back(name, dynamic):
     assert torch.equal(exactly(model[0].weight), weights[0])
 
 
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_integers_in_bytes_of_their_own_convert_exactly(device, bits):
+    """w = (q − z)·s, in groups and in rows, with and without zeros; and back."""
+    rows, groups = torchao.PerAxis(0), torchao.PerGroup(GROUP)
+    for mapping, granularity in (
+        (torchao.MappingType.ASYMMETRIC, groups),
+        (torchao.MappingType.SYMMETRIC, rows),
+    ):
+        model = nn.Sequential(nn.Linear(K, N, dtype=torch.bfloat16, device=device))
+        config = torchao.IntxWeightOnlyConfig(getattr(torch, f"int{bits}"), granularity, mapping)
+        torchao.quantize_(model, config)
+        theirs = model[0].weight
+        per_k = [
+            t.cpu().double().repeat_interleave(theirs.block_size[1], 1)
+            for t in (theirs.zero_point, theirs.scale)
+        ]
+        exact = (theirs.qdata.cpu().double() - per_k[0]) * per_k[1]
+        assert aoext.from_torchao(model) == ["0"]
+        weight = model[0].weight
+        kinds = {4: aoext.Int4Tensor, 8: aoext.tensors.BlockwiseTensor, **aoext.tensors.GROUPS_TYPES}
+        assert type(weight) is (aoext.Int8Tensor if (bits, granularity) == (8, rows) else kinds[bits])
+        check(weight, exact, device)
+        if bits == 4 or type(weight) is aoext.Int8Tensor:  # which have types of their own there
+            continue
+        assert aoext.to_torchao(model) == ["0"]
+        for field in ("qdata", "scale", "zero_point") if bits < 8 else ():  # zeros go into codes of 8 bits
+            assert torch.equal(getattr(model[0].weight, field), getattr(theirs, field)), field
+        assert torch.equal(model[0].weight.dequantize(), theirs.dequantize())
+        assert model[0].weight.target_dtype is theirs.target_dtype
+
+
+def test_integers_that_aoext_has_no_kernel_for_are_refused():
+    def made(**changes: Any) -> Any:
+        settings = {
+            "target_dtype": torch.int3,
+            "block_size": (1, GROUP),
+            "activation_quantization": None,
+            **changes,
+        }
+        shape = N // settings["block_size"][0], K // settings["block_size"][1]
+        codes = torch.zeros(N, K, dtype=torch.int8)
+        return torchao.IntxUnpackedToInt8Tensor(
+            codes, torch.ones(shape), torch.zeros(shape, dtype=torch.int8), dtype=torch.float32, **settings
+        )
+
+    for changes, message in (
+        (
+            {"target_dtype": torch.int1},
+            "target_dtype must be one of 'int2', .*, 'int8' to run on aoext, got 'int1'",
+        ),
+        (
+            {"block_size": (2, GROUP)},
+            r"block_size must be \[1, g\] with a g that divides K = 128, got \(2, 32\)",
+        ),
+        (
+            {"activation_quantization": "int8_asym_per_token"},
+            "activations quantised with zero points do not run",
+        ),
+    ):
+        with pytest.raises(ValueError, match=rf"^layer: {message}"):
+            ours.weight_to_aoext("layer", made(**changes))
+    wrong = made()
+    wrong.qdata[3, 4] = 4
+    with pytest.raises(ValueError, match=r"^layer: qdata must lie in -4\.\.3"):
+        ours.weight_to_aoext("layer", wrong)
+
+
 def by_blocks(kind: str, swizzled: bool, plain: Tensor) -> Any:
     """A weight that torchao itself has quantised."""
     mx = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
@@ -231,18 +298,26 @@ def test_checkpoints(device, make):
         reader.weight("b", tensors, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
-def test_checkpoints_that_transformers_wrote(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Int8WeightOnlyConfig", {}),
+        ("Float8WeightOnlyConfig", {}),
+        ("IntxWeightOnlyConfig", {"weight_dtype": torch.int3, "granularity": torchao.PerGroup(GROUP)}),
+    ],
+)
+def test_checkpoints_that_transformers_wrote(tmp_path, name, arguments):
     transformers = pytest.importorskip("transformers")
     from test_transformers import IDS, llama
 
     llama().save_pretrained(tmp_path / "plain")
     load = transformers.AutoModelForCausalLM.from_pretrained
     theirs = load(
-        tmp_path / "plain", quantization_config=transformers.TorchAoConfig(getattr(torchao, name)())
+        tmp_path / "plain",
+        quantization_config=transformers.TorchAoConfig(getattr(torchao, name)(**arguments)),
     )
     theirs.save_pretrained(tmp_path / "torchao")
     model = load(tmp_path / "torchao", quantization_config=aoext.AoextConfig.keep())
     up, wanted = model.model.layers[0].mlp.up_proj.weight, theirs.model.layers[0].mlp.up_proj.weight
-    assert torch.equal(up.qdata.double() * up.scale.double(), exactly(wanted))
+    assert torch.equal(up.dequantize(), wanted.dequantize())
     torch.testing.assert_close(model(IDS).logits, theirs(IDS).logits, rtol=0.05, atol=0.05)

@@ -252,9 +252,9 @@ def test_a_compiled_model_generates_with_a_static_cache(tmp_path):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: AoextConfig("int5"), ValueError, "scheme must be one of int4, int8, .* got 'int5'"),
+        (lambda: AoextConfig("int9"), ValueError, "scheme must be one of int4, int8, .* got 'int9'"),
         (lambda: AoextConfig(4), TypeError, "scheme must be a config of aoext or one of int4"),
-        (lambda: AoextConfig({"scheme": "int8", "bits": 3}), ValueError, "int8 takes no arguments, got bits"),
+        (lambda: AoextConfig({"scheme": "int8", "bits": 3}), ValueError, "int8 takes algorithm, got bits"),
         (lambda: AoextConfig(schema="int4"), TypeError, "unknown arguments schema"),
         (
             lambda: AoextConfig(group_size=32),
@@ -476,9 +476,9 @@ def test_what_cannot_be_kept_says_what_to_do(tmp_path):
     foreign_checkpoint(tmp_path / "gptq", *FOREIGN["gptq"])
     with pytest.raises(ValueError, match=r"quantised by gptq already; AoextConfig\.keep\(\) runs it"):
         load(tmp_path / "gptq", quantization_config=AoextConfig("int4"))
-    foreign_checkpoint(tmp_path / "three", FOREIGN["gptq"][0], {**GPTQ, "bits": 3})
-    with pytest.raises(ValueError, match="gptq: bits must be one of 4, 8 to run on aoext, got 3"):
-        load(tmp_path / "three", quantization_config=AoextConfig.keep())
+    foreign_checkpoint(tmp_path / "one", FOREIGN["gptq"][0], {**GPTQ, "bits": 1})
+    with pytest.raises(ValueError, match=r"gptq: bits must be one of 2, .*, 8 to run on aoext, got 1"):
+        load(tmp_path / "one", quantization_config=AoextConfig.keep())
 
 
 def mixed_checkpoint(folder: Path, name: str, damage: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -546,11 +546,11 @@ def test_gptq_settings_of_single_layers(tmp_path):
     load = transformers.AutoModelForCausalLM.from_pretrained
     model = load(tmp_path / "foreign", quantization_config=AoextConfig.keep())
     assert model.get_submodule(layer).weight.block_size == [1, 64]
-    written["quantization_config"]["dynamic"] = {r".*mlp": {"bits": 3}}
+    written["quantization_config"]["dynamic"] = {r".*mlp": {"bits": 1}}
     file.write_text(json.dumps(written))
     with pytest.raises(ValueError, match="6 layers of the checkpoint cannot") as raised:
         load(tmp_path / "foreign", quantization_config=AoextConfig.keep())
-    assert f"{layer}: bits must be one of 4, 8 to run on aoext, got 3" in str(raised.value)
+    assert f"{layer}: bits must be one of 2, 3, 4, 5, 6, 7, 8 to run on aoext, got 1" in str(raised.value)
 
 
 def test_a_method_that_transformers_does_not_know_is_refused_without_keep(tmp_path):

@@ -179,6 +179,14 @@ def test_a_weight_whose_columns_are_permuted_is_named(tmp_path):
         vllm_layer("o_proj", config_of(tmp_path))
 
 
+def test_quantised_embeddings_are_named(tmp_path):
+    model = nn.ModuleDict({"embed_tokens": nn.Embedding(96, HIDDEN, dtype=torch.bfloat16)})
+    aoext.quantize_(model, aoext.Int8WeightOnlyConfig(), quantize_embeddings=True)
+    aoext.save_model(model, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="embed_tokens: vLLM serves quantised weights of linear layers and"):
+        config_of(tmp_path).get_quant_method(model.embed_tokens, "embed_tokens")
+
+
 def test_a_checkpoint_without_quantised_weights_is_refused(tmp_path):
     aoext.save_model(Block(), tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="has no weights that aoext has quantised"):

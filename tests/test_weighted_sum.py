@@ -17,8 +17,8 @@ def test_the_weighted_sum_of_each_tokens_rows(tokens, dtype, device, generator):
     expert = torch.randint(0, E, (tokens, k), generator=generator)
     rows = randn(generator, tokens * k, 20, dtype=dtype)
     weights = randn(generator, tokens, k, dtype=dtype)
-    order, _ = torch.ops.ao.sort_by_expert(expert.to(device), E)
-    result = weighted_sum(rows.to(device), order, weights.to(device))
+    order, place, _ = torch.ops.ao.sort_by_expert(expert.to(device), E)
+    result = weighted_sum(rows.to(device), place, weights.to(device))
     expected = torch.zeros(tokens, 20, dtype=torch.float64)
     for at, pair in enumerate(order.tolist()):
         expected[pair // k] += rows[at].double() * weights[pair // k, pair % k].double()
@@ -29,10 +29,10 @@ def test_the_weighted_sum_of_each_tokens_rows(tokens, dtype, device, generator):
 def test_a_tokens_sum_does_not_depend_on_other_tokens(device, generator):
     rows = randn(generator, 40 * k, 20, dtype=torch.bfloat16).to(device)
     weights = randn(generator, 40, k).to(device)
-    order = torch.arange(40 * k, device=device)
-    whole = weighted_sum(rows, order, weights)
+    place = torch.arange(40 * k, device=device)
+    whole = weighted_sum(rows, place, weights)
     for t in (0, 17, 39):
-        alone = weighted_sum(rows[t * k : t * k + k], order[:k], weights[t : t + 1])
+        alone = weighted_sum(rows[t * k : t * k + k], place[:k], weights[t : t + 1])
         assert torch.equal(whole[t], alone[0])
 
 
@@ -40,9 +40,9 @@ def test_gradients_reach_rows_and_weights(device, generator):
     expert = torch.randint(0, E, (9, k), generator=generator)
     rows = randn(generator, 9 * k, 5).to(device).requires_grad_()
     weights = randn(generator, 9, k).to(device).requires_grad_()
-    order, _ = torch.ops.ao.sort_by_expert(expert.to(device), E)
+    order, place, _ = torch.ops.ao.sort_by_expert(expert.to(device), E)
     grad = randn(generator, 9, 5).to(device)
-    weighted_sum(rows, order, weights).backward(grad)
+    weighted_sum(rows, place, weights).backward(grad)
     for at, pair in enumerate(order.tolist()):
         t, i = divmod(pair, k)
         of_row, of_weight = grad[t] * weights[t, i].detach(), (grad[t] * rows[at].detach()).sum()

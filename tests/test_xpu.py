@@ -282,12 +282,17 @@ def test_the_operators_are_right_on_another_vector_width():
 @pytest.mark.parametrize(
     ("file", "select", "tiles"),
     [
-        ("operators", "within_the_bound or outlier or nan_and_inf", "not blocks_tile"),
+        (
+            "operators",
+            "(within_the_bound or outlier or nan_and_inf) and not (int2 or int5 or q4_k)",
+            "not blocks_tile and not planes_tile",
+        ),
         (
             "blockwise",
             "every_block or pair_of_blocks or int4_under or scale_that_is_nan or exponents",
             "blocks_tile",
         ),
+        ("grouped", "(within_the_bound or stay_in) and (int5 or q4_k)", "planes_tile or every_code"),
     ],
 )
 def test_the_kernels_of_the_matrix_engine_are_right_with_lanes_in_its_place(file, select, tiles):
@@ -330,6 +335,34 @@ print(aoext.explain("weight_only_linear", x, w, torch.ones(40, 16, device="xpu")
         "int4_scaled_tile.emulated_int8",
         "linear_any",
     ]
+
+
+@needs_simulator
+def test_another_process_takes_the_kernels_that_one_has_compiled(tmp_path):
+    """But for one that is damaged, and where other options are asked for."""
+    program = (
+        CALL
+        + """
+expected = aoext.ops.generic(call[0])(*call[1:]).float()
+result = ao.bf16i4bf16_rowwise(*call[1:]).float()
+assert (result - expected).norm() <= 5e-3 * expected.norm()
+"""
+    )
+
+    def kept(**environment: str) -> dict[str, int]:
+        environment = {"XPU_SIM_PROGRAMS": str(tmp_path), "AOEXT_XPU_SELF_CHECK": "off"} | environment
+        in_a_process(program, **environment)
+        return {file.name: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+
+    first = kept()
+    assert first
+    assert kept() == first
+    damaged = tmp_path / next(iter(first))
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    again = kept()
+    assert again.keys() == first.keys()
+    assert {name for name in first if again[name] != first[name]} == {damaged.name}
+    assert kept(SYCL_PROGRAM_COMPILE_OPTIONS="-cl-opt-disable").keys() > again.keys()
 
 
 @needs_simulator

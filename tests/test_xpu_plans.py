@@ -18,7 +18,7 @@ from torch import Generator
 
 import aoext
 from aoext import reference
-from aoext.formats.table import Code, code_of
+from aoext.formats.table import FORMATS, Code, code_of
 from aoext.library.info import build_config
 from aoext.ops import ao, plan, with_plan
 from aoext.reference import (
@@ -33,7 +33,7 @@ from aoext.reference import (
     randn,
     subjects,
 )
-from aoext.reference.stored import INT4, by_rows
+from aoext.reference.stored import GGML, GROUPS, INT4, NESTED, by_rows
 from aoext.reference.subject import Subject
 
 BF16, FP16, FP32 = HIGH_PRECISION
@@ -68,6 +68,15 @@ def calls(M: int, N: int, K: int) -> Iterator[tuple[str, tuple[Any, ...], dict[s
     w, block, table = empty(LUT4, N, K // 2), empty(FP32, N, -(-K // 16)), empty(FP32, 16)
     options = {"code": 4, "block_size": [1, 16], "table": table}
     yield "lut4 by 16", ("weight_only_linear", x, w, block), options
+    if K % 256 == 0:
+        w, one = empty(LUT4, N, K // 256, 210), empty(FP32, 1)
+        yield "q6_k", ("weight_only_linear", x, w, one), {"code": int(Code.Q6_K)}
+        block = {"code": int(Code.Q6_K), "input_block": [1, 32]}
+        yield "q6_k dynamic", ("scaled_linear", x, w, one), {**block, "input_dtype": E4M3}
+        w, groups = empty(LUT4, N, K // 32, 20), empty(BF16, K // 128, N)
+        zeros = {"code": int(Code.INT5), "zero_point": groups}
+        yield "int5 by 128", ("weight_only_linear", x, w, groups), zeros
+        yield "int5 dynamic", ("scaled_linear", x, w, groups), {**zeros, "input_dtype": INT8}
     yield "int8_mm", ("int8_mm", empty(INT8, M, K), empty(INT8, N, K)), {}
     packed, pairs = empty(torch.int32, N // 8, K // 32, 32, 1), empty(BF16, K // 32, N, 2)
     yield "int4pack", ("weight_int4pack_mm", x, packed, 32, pairs), {}
@@ -90,6 +99,8 @@ def calls_of_experts(M: int, experts: int) -> Iterator[tuple[str, tuple[Any, ...
     w, block, table = empty(LUT4, experts, N, K // 2), empty(E4M3, experts, N, K // 16), empty(FP32, 16)
     options = {"code": 4, "block_size": [1, 16], "table": table, **offsets}
     yield "lut4 by 16", ("weight_only_linear", x, w, block), options
+    w, one = empty(LUT4, experts, N, K // 256, 144), empty(FP32, experts, 1)
+    yield "q4_k", ("weight_only_linear", x, w, one), {"code": int(Code.Q4_K), **offsets}
     w, block = empty(INT8, experts, N, K), empty(FP32, experts, N, K // 32)
     zeros = {"code": 1, "block_size": [1, 32], "zero_point": empty(INT8, *block.shape), **offsets}
     yield "int8 with zero points", ("weight_only_linear", x, w, block), zeros
@@ -123,6 +134,7 @@ ONLY_DPAS = {
     *(f"rowwise_tile.dpas_{types}" for types in ("int8_fp16", "e4m3_bf16", "e4m3_fp16")),
     *(f"rowwise_tile.dpas_e5m2_{types}" for types in ("bf16", "fp16", "e5m2")),
     "int4_tile.dpas_fp16",
+    "planes_tile.dpas_fp16",
 }
 
 needs_xpu = pytest.mark.skipif(
@@ -135,12 +147,25 @@ def built() -> set[str]:
     return {line.partition(" ")[0] for line in ao._xpu_kernels().splitlines() if line.endswith(" built")}
 
 
-def product_of(source: str, types: str) -> tuple[Stored, Subject, torch.dtype]:
+# What planes_tile's kernels multiply, by the type of their operation: any code by any of these inputs.
+INPUTS_OF = {"bf16": [BF16, E4M3], "fp16": [FP16], "int8": [INT8], "fp32": [*HIGH_PRECISION, INT8, E4M3]}
+OF_PLANES = [*GROUPS[1:], *GGML]
+
+
+def product_of(
+    source: str, types: str, group: int, generator: Generator
+) -> tuple[Stored, Subject, torch.dtype]:
     """A weight that an image's kernels multiply, the product, and the dtype of its result."""
+
+    def any_of(choices: list[Any]) -> Any:
+        return choices[int(torch.randint(len(choices), (), generator=generator))]
+
     weight, _, input = types.rpartition("_")
-    x = TYPES[input]
+    x = any_of(INPUTS_OF[input]) if source == "planes_tile" else TYPES[input]
     if source.startswith("int4"):
         stored = INT4
+    elif source == "planes_tile":
+        stored = any_of([w for w in OF_PLANES if FORMATS[w.code].group % group == 0])
     elif source == "rowwise_tile":
         stored = by_rows(TYPES[weight], FP32)
     else:
@@ -156,10 +181,10 @@ def product_of(source: str, types: str) -> tuple[Stored, Subject, torch.dtype]:
 def test_a_forced_tile_is_right(kernel: str, generator: Generator) -> None:
     """Over whole tiles and others, of one weight, of several experts and of nobody."""
     image, _, name = kernel.partition("/")
-    source, _, types = image.replace(f"{ENGINE}_", "").partition(".")
+    source, _, types = image.replace(f".{ENGINE}_", ".").partition(".")
     rows, group = (int(digits) for digits in (*re.findall(r"_[mg](\d+)", name), 32)[:2])
     config = {"rows": rows, "sub_groups": 2} | ({"group": group} if "_g" in name else {})
-    stored, dense, dtype = product_of(source, types)
+    stored, dense, dtype = product_of(source, types, group, generator)
     ends = (rows + 1, rows + 1, rows + 3, 2 * rows + 4)
     for product, M in ((dense, rows + 3), (subjects.experts(dense, stored), 2 * rows + 5)):
         problem = Problem(M, 40, 256, group, dtype, BF16, offsets=ends)
@@ -174,6 +199,23 @@ def test_a_forced_tile_is_right(kernel: str, generator: Generator) -> None:
 
 
 @needs_xpu
+@pytest.mark.parametrize("weight", OF_PLANES, ids=lambda w: w.name)
+def test_every_code_of_planes_is_multiplied_by_the_tile(weight: Stored, generator: Generator) -> None:
+    """By an input of every type, in groups of both lengths where the code has no other."""
+    for x in (*HIGH_PRECISION, INT8, E4M3):
+        float_input = x in HIGH_PRECISION
+        product = (
+            subjects.weight_only_linear(weight, "") if float_input else subjects.scaled_mm(weight, "", x)
+        )
+        for group in (16, 64):
+            problem = Problem(3, 40, 768, group, x if float_input else BF16, FP16)
+            call = call_of(product, problem, generator)
+            operands = call.on("xpu")
+            assert aoext.explain(call.operator, *operands, **call.kwargs).kernel.startswith("planes_tile")
+            assert_close(getattr(ao, call.operator)(*operands, **call.kwargs), call.reference, call.terms)
+
+
+@needs_xpu
 @pytest.mark.skipif(ENGINE != "lanes", reason="another process runs them")
 def test_every_kernel_without_tiles_runs(generator: Generator) -> None:
     """What is not here is no kernel that a test has run. arrange_input runs with tiles of many rows."""
@@ -183,12 +225,21 @@ def test_every_kernel_without_tiles_runs(generator: Generator) -> None:
         "scaled_mm rows",
         "weight_int4pack_mm",
     ]
-    kinds += ["dequantize int4", "dequantize blocks"]
+    kinds += [
+        "weight_only_linear int2",
+        "dequantize int4",
+        "dequantize blocks",
+        "dequantize int2",
+        "dequantize q4_k",
+    ]
     problems = [Problem(M, 96, 192, 96, BF16, BF16) for M in (1, 3, 9)]
-    problems += [Problem(4, 64, 256, 128, BF16, BF16), Problem(5, 37, 150, 6, FP32, FP32)]
+    problems += [Problem(4, 64, 256, 128, BF16, BF16)]
+    problems += [Problem(M, 37, 150, 6, FP32, FP32) for M in (2, 5)]
     for kind, problem in itertools.product(kinds, problems):
         call = ALL_CALLS[kind](problem, generator)
         assert_close(call.run(torch.device("xpu"), op(kind)), call.reference, call.terms)
+    nested = call_of(subjects.dequantize(NESTED, ""), problems[0], generator)
+    assert_close(nested.run(torch.device("xpu"), getattr(ao, nested.operator)), nested.reference)
     for columns, block in ((256, None), (37, None), (256, [1, 32])):
         x = randn(generator, 5, columns)
         values, scales = ao.quantize(x.to("xpu"), INT8, block)
@@ -197,10 +248,14 @@ def test_every_kernel_without_tiles_runs(generator: Generator) -> None:
         assert torch.equal(scales.cpu(), of_blocks)
     for dtype in (torch.int32, torch.int64):
         expert = reference.routed(9, 2, 5, generator).to(dtype)
-        order, offsets = ao.sort_by_expert(expert.to("xpu"), 5)
-        assert (order.tolist(), offsets.tolist()) == reference.sorted_by_expert(expert, 5)
+        results = ao.sort_by_expert(expert.to("xpu"), 5)
+        assert tuple(result.tolist() for result in results) == reference.sorted_by_expert(expert, 5)
     others = {kernel for kernel in KERNELS if "_tile." not in kernel}
-    assert others - built() == {"arrange_input.lanes/arrange_input"} - built()
+    elsewhere = {"arrange_input.lanes/arrange_input"}
+    scaled = ALL_CALLS["scaled_mm rows"](problems[1], generator)
+    if "amx" in str(aoext.explain(scaled.operator, *scaled.on(torch.device("xpu")), **scaled.kwargs)):
+        elsewhere.add("scale_rows.lanes/scale_rows")  # by AMX oneDNN scales rows itself
+    assert others - built() == elsewhere - built()
 
 
 def test_every_tile_of_a_matrix_engine_has_a_twin_or_is_named() -> None:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +33,14 @@ NAMESPACE = "aoext::cuda::"
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_90a")
 PTX = "sm_90"  # as cuobjdump names compute_90
 LATER = ("sm_100", "sm_120")  # that run the PTX: Blackwell's data centres, and its workstations
+
+
+def wanted_of(capabilities: str) -> tuple[str, ...]:
+    """The architectures that there must be code for, by AOEXT_CUDA_ARCHITECTURES: ALL, or a list as 80;90."""
+    if capabilities == "ALL":
+        return ARCHITECTURES
+    asked = {f"sm_{capability}" for capability in capabilities.split(";")}
+    return tuple(name for name in ARCHITECTURES if name in asked or name == "sm_90a")
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,11 @@ EXCUSES = (
     Excuse(r"rowwise_mma_of_experts<.*Tile<2, 2, 1, 64, 64, 64,", 32, "the same", LATER),
     Excuse(r"rowwise_decode_of_experts<", 16, "where a tile's rows lie, none in the loop along k"),
     Excuse(r"rowwise_decode_of_experts<", 24, "the same", ("sm_120",)),
+    Excuse(r"packed_mma_of_experts<", 16, "an expert's operands, none in the loop along k"),
+    Excuse(r"packed_mma<", 16, "where scales lie, 2 of 1,900 in the loop along k"),
+    Excuse(r"packed_wgmma<", 8, "what ends a block, none in the loop along k"),
+    Excuse(r"packed_(mma|mma_of_experts|decode)<", 32, "looked at by its size alone", ("sm_120",)),
+    Excuse(r"packed_any<", 8, "for what others do not take, looked at by its size alone", ("sm_120",)),
     Excuse(r"arrange_scales<", 8, "once a thread, before its scales are read", ("sm_120",)),
     Excuse(r"tinygemm::mm_kernel<., 4, 2>", 16, "groups of 32, 28 of 3,900"),
     Excuse(r"tinygemm::mm_kernel<., 1, .>", 8, "3 of 2,700", ("sm_80", *LATER)),
@@ -156,8 +169,8 @@ def kernels_of(library: Path, architecture: str = "") -> list[Kernel]:
     return [kernel for kernel in kernels if kernel.name.startswith(NAMESPACE)]
 
 
-def kernels_of_ptx(library: Path) -> list[Kernel]:
-    """What ptxas makes of the PTX for each of the later architectures."""
+def kernels_of_ptx(library: Path, later: Sequence[str]) -> list[Kernel]:
+    """What ptxas makes of the PTX for each of these later architectures."""
     ptxas = find_tool("ptxas")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -170,7 +183,7 @@ def kernels_of_ptx(library: Path) -> list[Kernel]:
             _output(ptxas, f"-arch={architecture}", "-o", str(cubin), str(source))
             return kernels_of(cubin, architecture)
 
-        jobs = [(source, architecture) for source in sources for architecture in LATER]
+        jobs = [(source, architecture) for source in sources for architecture in later]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return [kernel for kernels in pool.map(compiled, jobs) for kernel in kernels]
 
@@ -181,10 +194,10 @@ def ptx_of(library: Path) -> set[str]:
     return set(re.findall(r"\.(sm_\w+)\.ptx", listed))
 
 
-def missing_code(library: Path, kernels: list[Kernel]) -> list[str]:
-    """What a wheel must carry and this library does not, a line each."""
+def missing_code(library: Path, kernels: list[Kernel], wanted: Sequence[str] = ARCHITECTURES) -> list[str]:
+    """What a wheel must carry and this library does not, a line each: code for those wanted, and the PTX."""
     here = {kernel.architecture for kernel in kernels}
-    lines = [f"no machine code for {name}" for name in ARCHITECTURES if name not in here]
+    lines = [f"no machine code for {name}" for name in wanted if name not in here]
     ptx = ptx_of(library)
     if PTX not in ptx:
         lines.append("no PTX of compute_90: newer GPUs cannot run it")
@@ -220,6 +233,14 @@ def library_in(path: Path) -> Iterator[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("library", type=Path)
+    parser.add_argument(
+        "--later", nargs="+", choices=LATER, default=LATER, help="compile the PTX for these alone"
+    )
+    parser.add_argument(
+        "--capabilities",
+        default="ALL",
+        help="what it was compiled for, as AOEXT_CUDA_ARCHITECTURES: ALL, or a list such as 80;90",
+    )
     parser.add_argument("--quiet", action="store_true", help="print what is wrong alone")
     arguments = parser.parse_args()
     if not arguments.library.is_file():
@@ -227,9 +248,9 @@ def main() -> None:
     with library_in(arguments.library) as library:
         try:
             kernels = kernels_of(library)
-            wrong = missing_code(library, kernels)
+            wrong = missing_code(library, kernels, wanted_of(arguments.capabilities))
             if kernels and not wrong:
-                kernels += kernels_of_ptx(library)
+                kernels += kernels_of_ptx(library, arguments.later)
         except FileNotFoundError as error:
             sys.exit(str(error))
     if not kernels:

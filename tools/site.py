@@ -26,7 +26,7 @@ PAGES = (
     "benchmarks/**/CARD.md",
 )
 # Files that pages link to and that become downloads.
-FILES = ("LICENSE", "benchmarks/**/*.png")
+FILES = ("LICENSE", "benchmarks/**/*.png", "docs/*.svg")
 
 CONF = """
 import sys

@@ -156,11 +156,12 @@ def check_compiler(variant: str) -> None:
         sys.exit(f"wheel: VARIANT={variant} is compiled by nvcc {wanted}, got {release and release[1]}")
 
 
-def check_machine_code(library: Path) -> None:
-    """Whether every NVIDIA GPU from sm_80 on finds code that it can run, and no kernel of ours spills."""
+def check_machine_code(library: Path, capabilities: str) -> None:
+    """Whether these NVIDIA GPUs, and later ones, find code that they can run, and no kernel spills."""
+    wanted = ptxas.wanted_of(capabilities)
     try:
         kernels = ptxas.kernels_of(library)
-        missing = ptxas.missing_code(library, kernels)
+        missing = ptxas.missing_code(library, kernels, wanted)
     except FileNotFoundError as error:
         sys.exit(f"wheel: {error}")
     spilling = [f"{k.name} spills on {k.architecture}" for k in kernels if k.in_memory and not k.excuse]
@@ -168,7 +169,7 @@ def check_machine_code(library: Path) -> None:
         sys.exit("wheel: " + "\n       ".join([*missing, *spilling]))
     excused = sum(k.in_memory > 0 for k in kernels)
     print(
-        f"machine code for {', '.join(ptxas.ARCHITECTURES)} and PTX: {len(kernels)} kernels, "
+        f"machine code for {', '.join(wanted)} and PTX: {len(kernels)} kernels, "
         f"{excused} of them excused for memory of a thread"
     )
 
@@ -184,9 +185,14 @@ def check_name(wheel: Path, variant: str, platform_tag: str) -> str:
 
 
 def check_contents(
-    wheel: Path, variant: str, scratch: Path, machine: str = platform.machine(), nm: str = "nm"
+    wheel: Path,
+    variant: str,
+    scratch: Path,
+    machine: str = platform.machine(),
+    nm: str = "nm",
+    capabilities: str = "ALL",
 ) -> None:
-    """machine: the wheel's; nm: one that reads its files."""
+    """machine: the wheel's; nm: one that reads its files; capabilities: of the NVIDIA GPUs that it is for."""
     platform_tag = check_name(wheel, variant, rf"manylinux_.*_{machine}")
     tags = re.findall(rf"manylinux_(\d+)_(\d+)_{machine}", platform_tag)
     if min(tuple(map(int, tag)) for tag in tags) > tuple(map(int, OLDEST_GLIBC.split("."))):
@@ -213,7 +219,7 @@ def check_contents(
     check_search_path(library, VARIANTS[variant])
     check_hardened(library, shim, nm)
     if VARIANTS[variant].devices["AOEXT_CUDA"] == "ON":
-        check_machine_code(library)
+        check_machine_code(library, capabilities)
     megabytes = [path.stat().st_size / 1e6 for path in (wheel, library)]
     print(f"{wheel.name}: {megabytes[0]:.1f} MB, its library {megabytes[1]:.1f} MB")
 
@@ -372,6 +378,11 @@ def main() -> None:
         default=os.environ.get("TORCH") or pinned_torch(),
         help="what the clean environment runs, such as torch==2.13.0",
     )
+    parser.add_argument(
+        "--capabilities",
+        default="ALL",
+        help="of the NVIDIA GPUs to build for, as AOEXT_CUDA_ARCHITECTURES: ALL, or a list such as 80;90",
+    )
     arguments = parser.parse_args()
     os.environ.pop("LD_LIBRARY_PATH", None)  # the library finds others by itself
     with tempfile.TemporaryDirectory() as folder:
@@ -381,8 +392,8 @@ def main() -> None:
             check_on_device(built(arguments.variant), variant, arguments.torch, arguments.device, scratch)
             return
         check_compiler(arguments.variant)
-        wheel = build(arguments.variant, scratch)
-        check_contents(wheel, arguments.variant, scratch)
+        wheel = build(arguments.variant, scratch, {"AOEXT_CUDA_ARCHITECTURES": arguments.capabilities})
+        check_contents(wheel, arguments.variant, scratch, capabilities=arguments.capabilities)
         check_installed(wheel, VARIANTS[arguments.variant], arguments.torch, scratch)
         print(f"wheel: {wheel.relative_to(ROOT)} is good with {arguments.torch}")
 

@@ -68,7 +68,7 @@ def _check_sizes(
     """The subjects that serve all of these; an error where none does, or where a size is wrong."""
     weights = list(itertools.product(shapes, group_sizes))
     serving = [s for s in subjects if all(s.serves(Problem(1, n.N, n.K, g, dtype)) for n, g in weights)]
-    for subject in serving or subjects:
+    for subject in subjects:
         for shape, group_size in weights:
             if subject.grouped and (shape.K % 2 or shape.K % group_size):
                 raise click.UsageError(

@@ -103,10 +103,12 @@ void check_takers(const Handles*... takers) {
 
 inline void give(const Tensor& result, AtenTensorHandle* taker) { *taker = share(result.get()).release(); }
 
-inline void give(const std::tuple<Tensor, Tensor>& results, AtenTensorHandle* first_taker, AtenTensorHandle* second_taker) {
-  OwnedHandle first = share(std::get<0>(results).get()), second = share(std::get<1>(results).get());
-  *first_taker = first.release();
-  *second_taker = second.release();
+// All are shared before one is given: a failure gives none.
+template <class... Results, class... Handles>
+void give(const std::tuple<Results...>& results, Handles*... takers) {
+  static_assert(sizeof...(Results) == sizeof...(Handles));
+  auto shared = std::apply([](const Results&... result) { return std::tuple{share(result.get())...}; }, results);
+  std::apply([&](auto&... handle) { ((*takers = handle.release()), ...); }, shared);
 }
 
 // The C types of the results, in a tuple.
@@ -116,9 +118,9 @@ template <>
 struct Takers<Tensor> {
   using C = std::tuple<AtenTensorHandle*>;
 };
-template <>
-struct Takers<std::tuple<Tensor, Tensor>> {
-  using C = std::tuple<AtenTensorHandle*, AtenTensorHandle*>;
+template <class... Results>
+struct Takers<std::tuple<Results...>> {
+  using C = decltype(std::tuple_cat(std::declval<typename Takers<Results>::C>()...));
 };
 
 // The shims of the operator with this generic kernel.

@@ -85,49 +85,90 @@ void Checker::weight(LinearProblem& p, const Weight& w, const OptionalIntegers& 
     absent("table", w.table, format);
     absent("global_scale", w.global_scale, format);
   }
-  if (format.zero == Format::Zero::none) absent("zero_point", w.zero_point, format);
   values(p, w.values);
   if (format.has_table) table(p, w);
+  if (format.zero == Format::Zero::none && !p.has_nested_scale) absent("zero_point", w.zero_point, format);
   if (is_by_groups(p.code)) return groups(p, w, block_size);
+  if (has_scales_inside(p.code)) return scales_inside(p, w, block_size);
   block_scale(p, "scale", w.scale, "block_size", block_size);
+  if (p.has_nested_scale) return nested_scales(p, w);
   if (w.zero_point != nullptr) block_zero_point(p, w.scale, *w.zero_point);
 }
 
 void Checker::values(LinearProblem& p, const Tensor& weight) const {
   const Format& format = format_of(p.code);
-  const int64_t codes = format.codes_a_byte;
+  const Layout& layout = aoext::layout(p.code);
+  const bool in_blocks = layout.bytes > 1;
   const bool dtype_ok = dtype_of(weight) == format.storage;
-  const std::string_view names = codes == 1 ? "N, K" : codes == 2 ? "N, K/2" : "N, K/4";
+  const auto names = [&] {
+    std::string names = layout.values == 1 ? "N, K" : "N, K/" + std::to_string(layout.values);
+    return in_blocks ? names + ", " + std::to_string(layout.bytes) : names;
+  };
+  const auto has_values = [&](int64_t blocks) {
+    return in_blocks ? has_shape(p, weight, {kAny, blocks, layout.bytes}) : has_shape(p, weight, {kAny, blocks});
+  };
   if (p.K == 0) {
-    require(dtype_ok && weight.dim() == 2 && weight.size(1) > 0, "weight",
-            text(dtype_name(format.storage), " [", names, "] with K > 0"), weight);
-    p.K = codes * weight.size(1);
+    const bool shape_ok = has_values(kAny) && weight.size(1) > 0;
+    require(dtype_ok && shape_ok, "weight", text(dtype_name(format.storage), " [", names, "] with K > 0"), weight);
+    p.K = layout.values * weight.size(1);
   } else {
-    require(p.K % codes == 0, "input",
-            text(p.experts > 0 ? "[T" : "[...", ", K] with K ", codes == 2 ? "even" : "a multiple of 4"), anchor_);
+    require(p.K % layout.values == 0, "input",
+            text(p.experts > 0 ? "[T" : "[...", ", K] with K ",
+                 [&] { return layout.values == 2 ? "even" : "a multiple of " + std::to_string(layout.values); }),
+            anchor_);
     operand("weight", weight);
-    require(dtype_ok && has_shape(p, weight, {kAny, p.K / codes}), "weight",
-            text(
-                dtype_name(format.storage), [&] { return shape_text(p, names, {kAny, p.K / codes}); },
-                " for an input with K = ", p.K),
+    const int64_t blocks = p.K / layout.values;
+    const auto shape = [&] {
+      return in_blocks ? shape_text(p, names(), {kAny, blocks, layout.bytes}) : shape_text(p, names(), {kAny, blocks});
+    };
+    require(dtype_ok && has_values(blocks), "weight", text(dtype_name(format.storage), shape, " for an input with K = ", p.K),
             weight);
   }
   contiguous("weight", weight);
-  p.N = weight.size(weight.dim() - 2);
+  p.N = weight.size(p.experts > 0 ? 1 : 0);
   result(p);
 }
 
 void Checker::table(LinearProblem& p, const Weight& w) const {
-  if (w.table == nullptr) fail("table", "float32 [16]", "None");
+  constexpr int64_t kNested = NestedScales::kValues + NestedScales::kCodes;
+  const auto must_be = text("float32 [", NestedScales::kValues, "], or [", kNested, "] of nested scales");
+  if (w.table == nullptr) fail("table", must_be, "None");
   operand("table", *w.table);
-  require(dtype_of(*w.table) == ScalarType::Float && w.table->dim() == 1 && w.table->size(0) == 16, "table", "float32 [16]",
+  const int64_t values = w.table->dim() == 1 ? w.table->size(0) : 0;
+  require(dtype_of(*w.table) == ScalarType::Float && (values == NestedScales::kValues || values == kNested), "table", must_be,
           *w.table);
   contiguous("table", *w.table);
-  p.has_global_scale = w.global_scale != nullptr;
-  if (w.global_scale == nullptr) return;
-  operand("global_scale", *w.global_scale);
-  require(dtype_of(*w.global_scale) == ScalarType::Float && w.global_scale->numel() == 1, "global_scale",
-          "float32 with one element", *w.global_scale);
+  p.has_nested_scale = values == kNested;
+  if (!p.has_nested_scale && w.global_scale != nullptr) global_scale(p, *w.global_scale);
+}
+
+void Checker::global_scale(LinearProblem& p, const Tensor& scale) const {
+  operand("global_scale", scale);
+  p.global_scales = scale.numel();
+  const bool of_each = p.experts > 0 && p.global_scales == p.experts && scale.size(0) == p.experts;
+  require(dtype_of(scale) == ScalarType::Float && (p.global_scales == 1 || of_each), "global_scale",
+          text("float32 with one element",
+               [&] { return p.experts > 0 ? " or [E] = [" + std::to_string(p.experts) + "]" : std::string(); }),
+          scale);
+  contiguous("global_scale", scale);
+}
+
+void Checker::nested_scales(LinearProblem& p, const Weight& w) const {
+  require(dtype_of(w.scale) == ScalarType::Byte && p.block_n == 1 && p.K % p.group_size == 0, "scale",
+          text("uint8 [N, K/block_k] with blocks [1, block_k] that divide K = ", p.K, ", beside a table of nested scales"),
+          w.scale);
+  const NestedScales nested(p.K / p.group_size);
+  const auto floats = [&](const char* argument, const Tensor* t, std::string_view names, Shape shape) {
+    const auto of_shape = [&] { return shape_text(p, names, shape); };
+    const auto must_be = text("float32", of_shape, " beside nested scales");
+    if (t == nullptr) fail(argument, must_be, "None");
+    operand(argument, *t);
+    require(dtype_of(*t) == ScalarType::Float && has_shape(p, *t, shape), argument, must_be, *t);
+    contiguous(argument, *t);
+  };
+  floats("global_scale", w.global_scale, "ceil(N/rows), columns", {ceil_div(p.N, nested.rows), nested.columns});
+  floats("zero_point", w.zero_point, "1", {1});
+  p.scale = ScalarType::Float;
 }
 
 void Checker::groups(LinearProblem& p, const Weight& w, const OptionalIntegers& block_size) const {
@@ -149,9 +190,26 @@ void Checker::groups(LinearProblem& p, const Weight& w, const OptionalIntegers& 
   require(dtype_of(*w.zero_point) == p.scale && has_shape(p, *w.zero_point, {groups, p.N}), "zero_point", must_be, *w.zero_point);
   contiguous("zero_point", *w.zero_point);
   p.has_zero_point = true;
-  if (block_size && (block_size->size() != 2 || (*block_size)[0] != 1 || (*block_size)[1] != p.group_size))
-    fail("block_size", text("[1, ", p.group_size, "], as K = ", p.K, " and the ", groups, " groups of scale say"),
-         list(*block_size));
+  block_of_groups(p, block_size);
+}
+
+void Checker::block_of_groups(const LinearProblem& p, const OptionalIntegers& block_size) const {
+  if (!block_size || (block_size->size() == 2 && (*block_size)[0] == 1 && (*block_size)[1] == p.group_size)) return;
+  const auto why = [&]() -> std::string {
+    if (has_scales_inside(p.code)) return std::string(" of ") + format_of(p.code).name;
+    return ", as K = " + std::to_string(p.K) + " and the " + std::to_string(p.K / p.group_size) + " groups of scale say";
+  };
+  fail("block_size", text("[1, ", p.group_size, "]", why), list(*block_size));
+}
+
+void Checker::scales_inside(LinearProblem& p, const Weight& w, const OptionalIntegers& block_size) const {
+  operand("scale", w.scale);
+  require(dtype_of(w.scale) == ScalarType::Float && has_shape(p, w.scale, {1}), "scale",
+          text("float32", [&] { return shape_text(p, "1", {1}); }), w.scale);
+  contiguous("scale", w.scale);
+  p.scale = ScalarType::Float;
+  p.group_size = layout(p.code).group;
+  block_of_groups(p, block_size);
 }
 
 void Checker::packed_weight(LinearProblem& p, const Tensor& weight) const {

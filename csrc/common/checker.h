@@ -128,7 +128,11 @@ class Checker {
   LinearProblem input_of_any_dtype() const;
   void absent(const char* argument, const Tensor* t, const Format& format) const;
   void table(LinearProblem& p, const Weight& weight) const;
+  void global_scale(LinearProblem& p, const Tensor& scale) const;
+  void nested_scales(LinearProblem& p, const Weight& weight) const;
   void groups(LinearProblem& p, const Weight& weight, const OptionalIntegers& block_size) const;
+  void scales_inside(LinearProblem& p, const Weight& weight, const OptionalIntegers& block_size) const;
+  void block_of_groups(const LinearProblem& p, const OptionalIntegers& block_size) const;
   void result(const LinearProblem& p) const;  // of a product whose M and N are known
 
   const char* op_;

@@ -7,16 +7,18 @@
 namespace aoext {
 namespace {
 
-// What an input of 8 bits may be under weights of a format: where these have groups with zero points, int8 (the default) or
-// float8_e4m3fn; of the weights' own dtype where they have 8 bits; nothing under tables.
+// What an input of 8 bits may be under weights of a format: of the weights' own dtype where they have one element a byte, nothing
+// under tables, else int8 (the default) or float8_e4m3fn.
+bool has_either_input(const Format& format) { return is_packed(format.code) && !format.has_table; }
+
 bool is_input_of(ScalarType dtype, const Format& format) {
-  if (is_by_groups(format.code)) return dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn;
+  if (has_either_input(format)) return dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn;
   return !format.has_table && dtype == format.storage;
 }
 
 auto inputs_of(const Format& format) {
   return [&format]() -> std::string {
-    if (is_by_groups(format.code)) return "int8 or float8_e4m3fn";
+    if (has_either_input(format)) return "int8 or float8_e4m3fn";
     if (format.has_table) return std::string("of 8 bits, which ") + format.name + " weights do not take";
     return dtype_name(format.storage);
   };
@@ -115,7 +117,7 @@ LinearProblem check_scaled_linear(const Tensor& input, const Tensor& weight, con
   LinearProblem p = check.high_precision_input();
   p.code = check.code(code);
   const Format& format = format_of(p.code);
-  p.quantized = input_dtype.value_or(is_by_groups(format.code) ? ScalarType::Char : format.storage);
+  p.quantized = input_dtype.value_or(is_packed(format.code) ? ScalarType::Char : format.storage);
   check.dtype(is_input_of(p.quantized, format), "input_dtype", text(inputs_of(format)), p.quantized);
   check.experts(p, offsets);
   check.int8_depth(p, p.quantized);

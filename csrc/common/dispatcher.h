@@ -4,8 +4,10 @@
 // Tensor overloads.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <optional>
-#include <tuple>
+#include <utility>
 
 #include "common/torch_api.h"
 
@@ -14,19 +16,19 @@ namespace aoext {
 // Raises RuntimeError with the reason of the inner call where this torch can tell it (from 2.13 on).
 [[noreturn]] void raise_dispatch_error(const char* op);
 
-template <class... Args>
-Tensor call(const char* op, const char* overload, const Args&... args) {
-  StableIValue stack[] = {torch::stable::detail::from(args)...};
+// What an operator returns: so many tensors.
+template <size_t kResults, class... Args>
+std::array<Tensor, kResults> call_all(const char* op, const char* overload, const Args&... args) {
+  StableIValue stack[std::max(kResults, sizeof...(Args))] = {torch::stable::detail::from(args)...};
   if (torch_call_dispatcher(op, overload, stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) raise_dispatch_error(op);
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  return [&]<size_t... i>(std::index_sequence<i...>) {
+    return std::array<Tensor, kResults>{torch::stable::detail::to<Tensor>(stack[i])...};
+  }(std::make_index_sequence<kResults>());
 }
 
-// The same for an operator that returns two tensors.
 template <class... Args>
-std::tuple<Tensor, Tensor> call2(const char* op, const char* overload, const Args&... args) {
-  StableIValue stack[] = {torch::stable::detail::from(args)...};
-  if (torch_call_dispatcher(op, overload, stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) raise_dispatch_error(op);
-  return {torch::stable::detail::to<Tensor>(stack[0]), torch::stable::detail::to<Tensor>(stack[1])};
+Tensor call(const char* op, const char* overload, const Args&... args) {
+  return std::move(call_all<1>(op, overload, args...)[0]);
 }
 
 namespace aten {

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <iterator>
+#include <numeric>
 
+#include "common/layout.h"
 #include "common/problem.h"
 
 namespace aoext {
@@ -34,6 +36,7 @@ struct Format {
   enum class Scales {
     groups,  // [K/group_size, N], each for group_size elements along k
     blocks,  // [ceil(N/block_n), ceil(K/block_k)]
+    inside,  // in the blocks of codes, zero points too; what is beside them is one float32 for the weight
   };
   enum class Zero {
     none,
@@ -42,8 +45,7 @@ struct Format {
   };
   Code code;
   const char* name;
-  ScalarType storage;  // the dtype that holds the elements
-  int codes_a_byte;    // the lowest k in the lowest bits
+  ScalarType storage;  // the dtype that holds the elements, which lie as layout_of(code) says
   Scales scales;
   Zero zero;
   bool has_table;    // the code is an index into 16 float32 values, and the tensor may have one scale more
@@ -53,17 +55,48 @@ struct Format {
 constexpr unsigned kCpu = 1, kCuda = 2, kSycl = 4, kAllFolders = kCpu | kCuda | kSycl;
 
 constexpr Format kFormats[] = {
-    {Code::int4, "int4", ScalarType::Char, 2, Format::Scales::groups, Format::Zero::added, false, kAllFolders},
-    {Code::int8, "int8", ScalarType::Char, 1, Format::Scales::blocks, Format::Zero::subtracted, false, kAllFolders},
-    {Code::e4m3, "e4m3", ScalarType::Float8_e4m3fn, 1, Format::Scales::blocks, Format::Zero::none, false, kAllFolders},
-    {Code::e5m2, "e5m2", ScalarType::Float8_e5m2, 1, Format::Scales::blocks, Format::Zero::none, false, kAllFolders},
-    {Code::lut4, "lut4", ScalarType::Byte, 2, Format::Scales::blocks, Format::Zero::none, true, kAllFolders},
-    {Code::int2, "int2", ScalarType::Byte, 4, Format::Scales::groups, Format::Zero::added, false, kCpu},
+    {Code::int4, "int4", ScalarType::Char, Format::Scales::groups, Format::Zero::added, false, kAllFolders},
+    {Code::int8, "int8", ScalarType::Char, Format::Scales::blocks, Format::Zero::subtracted, false, kAllFolders},
+    {Code::e4m3, "e4m3", ScalarType::Float8_e4m3fn, Format::Scales::blocks, Format::Zero::none, false, kAllFolders},
+    {Code::e5m2, "e5m2", ScalarType::Float8_e5m2, Format::Scales::blocks, Format::Zero::none, false, kAllFolders},
+    {Code::lut4, "lut4", ScalarType::Byte, Format::Scales::blocks, Format::Zero::none, true, kAllFolders},
+    {Code::int2, "int2", ScalarType::Byte, Format::Scales::groups, Format::Zero::added, false, kAllFolders},
+    {Code::int3, "int3", ScalarType::Byte, Format::Scales::groups, Format::Zero::added, false, kAllFolders},
+    {Code::int5, "int5", ScalarType::Byte, Format::Scales::groups, Format::Zero::added, false, kAllFolders},
+    {Code::int6, "int6", ScalarType::Byte, Format::Scales::groups, Format::Zero::added, false, kAllFolders},
+    {Code::int7, "int7", ScalarType::Byte, Format::Scales::groups, Format::Zero::added, false, kAllFolders},
+    {Code::q4_0, "q4_0", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::q4_1, "q4_1", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::q5_0, "q5_0", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::q5_1, "q5_1", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::q8_0, "q8_0", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::q2_k, "q2_k", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::q3_k, "q3_k", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::q4_k, "q4_k", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::q5_k, "q5_k", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::q6_k, "q6_k", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::iq4_nl, "iq4_nl", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::iq4_xs, "iq4_xs", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::tq2_0, "tq2_0", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
 };
 
 constexpr const Format& format_of(Code code) { return kFormats[static_cast<size_t>(code)]; }
 constexpr bool is_code(int64_t code) { return code >= 0 && code < static_cast<int64_t>(std::size(kFormats)); }
 constexpr bool is_by_groups(Code code) { return format_of(code).scales == Format::Scales::groups; }
+constexpr bool has_scales_inside(Code code) { return format_of(code).scales == Format::Scales::inside; }
+
+// The layouts of all formats.
+constexpr auto kLayouts = [] {
+  struct {
+    Layout of[std::size(kFormats)];
+  } all{};
+  for (size_t i = 0; i < std::size(kFormats); ++i) all.of[i] = layout_of(static_cast<Code>(i));
+  return all;
+}();
+constexpr const Layout& layout(Code code) { return kLayouts.of[static_cast<size_t>(code)]; }
+constexpr bool is_packed(Code code) { return layout(code).values > 1; }
+constexpr bool is_in_planes(Code code) { return layout(code).bytes > 1; }
+constexpr int64_t row_bytes(Code code, int64_t K) { return K / layout(code).values * layout(code).bytes; }
 constexpr ScalarType storage(Code code) { return format_of(code).storage; }
 
 static_assert([] {
@@ -71,6 +104,21 @@ static_assert([] {
     if (static_cast<int64_t>(kFormats[i].code) != i) return false;
   return true;
 }());
+
+// Nested scales, as bitsandbytes has them where it quantises twice: uint8 codes, i of each [N, K/block_k], that are
+//
+//   scale[i] = table[kValues + code[i]] · global_scale[i / kTogether] + zero_point
+//
+// in float32, where the product rounds and then the sum: bitsandbytes' bits, on every device. The table has kValues entries for
+// the weight's own codes before these. Where K has `groups` of them, `rows` is the fewest rows whose scales are whole blocks of
+// kTogether, as many as `columns`: global_scale is [ceil(N / rows), columns], and of the last ones some may have no scales.
+struct NestedScales {
+  static constexpr int64_t kValues = 16, kCodes = 256, kTogether = 256;
+  int64_t rows, columns;
+
+  constexpr explicit NestedScales(int64_t groups)
+      : rows(kTogether / std::gcd(groups, kTogether)), columns(groups / std::gcd(groups, kTogether)) {}
+};
 
 // Whether a weight's rows have one scale each, of high precision.
 constexpr bool is_scaled_by_rows(const LinearProblem& p) {

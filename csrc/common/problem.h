@@ -23,7 +23,8 @@ struct WeightFormat {
   ScalarType scale;                   // of the scales, and of the zero points; exponents in uint8 count as float8_e8m0fnu
   bool has_zero_point = false;        // w = code · scale + zero_point, the zero point a float
   bool subtracts_zero_point = false;  // w = (code − zero_point) · scale, the zero point of the code's type
-  bool has_global_scale = false;      // w = code · scale · global_scale, one float32 for the weight
+  int64_t global_scales = 0;          // w = code · scale · global_scale: float32, one for all of the weight or for each expert
+  bool has_nested_scale = false;  // scales are codes of 8 bits, which become floats before a kernel has them: `scale` is float32
 
   auto operator<=>(const WeightFormat&) const = default;
 };

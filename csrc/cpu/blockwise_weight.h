@@ -28,7 +28,7 @@ struct BlockwiseWeight {
         group_size(p.group_size),
         groups(ceil_div(p.K, p.group_size)),
         scale_row_bytes(groups * size_of(p.scale)),
-        row_bytes(p.K / format_of(p.code).codes_a_byte),
+        row_bytes(aoext::row_bytes(p.code, p.K)),
         global_scale(w.global_scale == nullptr ? 1.0f : *w.global_scale) {}
 
   bool is_lut4() const { return table != nullptr; }
@@ -65,7 +65,7 @@ struct BlockwiseWeight {
     }
 
     BlockwiseRows rows(int64_t i) const {
-      const BlockwiseRows all{w_.type, w_.table, codes(0), w_.row_bytes, w_.group_size, rows_, columns_.data()};
+      const BlockwiseRows all{w_.type, w_.table, codes(0), w_.row_bytes, w_.group_size, rows_, columns_.data(), nullptr};
       return all.from(i);
     }
     void stage_columns(const GemmBlockwise& gemm, int64_t begin, int64_t end) {

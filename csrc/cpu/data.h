@@ -40,13 +40,14 @@ inline WeightData data_of(const Weight& w) {
 // What the product `p` of one expert reads, whose rows of the input begin at `row`.
 inline Data of_expert(const LinearProblem& p, const Data& all, int64_t expert, int64_t row) {
   const auto at = [](const auto* data, int64_t elements) { return data == nullptr ? nullptr : data + elements; };
-  const int64_t groups = ceil_div(p.K, p.group_size), scales = ceil_div(p.N, p.block_n) * groups;
+  const int64_t groups = ceil_div(p.K, p.group_size);
+  const int64_t scales = has_scales_inside(p.code) ? 1 : ceil_div(p.N, p.block_n) * groups;
   const int64_t zero_point = is_by_groups(p.code) ? size_of(p.scale) : 1;
   const WeightData& w = all.weight;
   return {all.input + row * p.K * size_of(p.input),
           at(all.input_scale, p.input_group_size == 0 ? 0 : row * ceil_div(p.K, p.input_group_size)),
-          {w.values + expert * p.N * (p.K / format_of(p.code).codes_a_byte), w.scale + expert * scales * size_of(p.scale),
-           at(w.zero_point, expert * scales * zero_point), w.table, w.global_scale},
+          {w.values + expert * p.N * row_bytes(p.code, p.K), w.scale + expert * scales * size_of(p.scale),
+           at(w.zero_point, expert * scales * zero_point), w.table, at(w.global_scale, p.global_scales > 1 ? expert : 0)},
           at(all.bias, expert * p.N * size_of(p.bias)),
           all.y + row * p.N * size_of(p.output)};
 }

@@ -1,6 +1,7 @@
 // Weights to high precision, a panel of rows at a time.
 #include "cpu/explain.h"
 #include "cpu/linear.h"
+#include "generic/nested_scales.h"
 #include "generic/register.h"
 #include "generic/weight_rows.h"
 
@@ -29,9 +30,19 @@ Tensor dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const
                   const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
                   std::optional<ScalarType> dtype) {
   const LinearProblem p = check_dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
-  const Weight of{weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)};
+  const generic::WithFloatScales w(p, {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)});
+  const Weight& of = w.weight;
   if (p.subtracts_zero_point || !knows(Key::CPU, p.code)) return generic::dequantized(p, of);
   const Element type = element(p.output);
+  if (is_in_planes(p.code)) {
+    const PlanesWeight planes(p, data_of(of));
+    return dequantize_panels(p, weight, planes, [&](const auto& panel, int64_t i, float* floats, char* out) {
+      kernels().dequantize_blockwise(panel.rows(0), i, 0, p.K, floats);
+      for (int64_t g = 0; planes.has_zero_points && g < planes.groups; ++g)
+        for (int64_t k = g * p.group_size; k < (g + 1) * p.group_size; ++k) floats[k] += panel.zero_points(i)[g];
+      kernels().from_float(type, floats, out, p.K);
+    });
+  }
   if (is_by_groups(p.code))
     return dequantize_panels(p, weight, Int4Weight(p, data_of(of)), [&](const auto& panel, int64_t i, float* floats, char* out) {
       if (type != Element::fp16) return kernels().dequantize_int4(panel.int4(i), 0, p.K, type, out);

@@ -77,11 +77,11 @@ Explanation explain(const Call& call) {
   const LinearProblem& p = call.problem;
   const Plan plan = plan_of(call.op);
   if (plan != plan_weight_only && p.subtracts_zero_point) return generic_explanation();
-  const std::string kernel = plan != nullptr           ? planned_kernel(plan, call, isa())
-                             : call.op == "quantize"   ? "quantize_row"
-                             : call.op != "dequantize" ? call.op
-                             : is_by_groups(p.code)    ? "dequantize_int4"
-                                                       : "dequantize_blockwise";
+  const std::string kernel = plan != nullptr                                 ? planned_kernel(plan, call, isa())
+                             : call.op == "quantize"                         ? "quantize_row"
+                             : call.op != "dequantize"                       ? call.op
+                             : is_by_groups(p.code) && !is_in_planes(p.code) ? "dequantize_int4"
+                                                                             : "dequantize_blockwise";
   Explanation e = Explanation{"cpu", kernel}.with("instruction_set", name_of(isa()));
   return plan == nullptr || p.experts == 0 ? e : e.with("rows_an_expert", ceil_div(p.M, p.experts));
 }

@@ -64,7 +64,7 @@ class ThreadOfGemm {
         panel_(weight),
         block_(block_bytes(gemm)),
         sums_(std::min(order.group(), count_) * panel_sums_ * static_cast<int64_t>(sizeof(Sum))) {
-    if constexpr (Weight::kInt4) group_size_ = weight.group_size;
+    if constexpr (requires { weight.group_size; }) group_size_ = weight.group_size;
   }
 
   // store(m, first, count, sums, row_scales) for rows [0, M).
@@ -79,7 +79,7 @@ class ThreadOfGemm {
       panel_.move(first, channels, here_.begin, here_.end);
       if constexpr (kBlockwise) panel_.stage_columns(gemm_, here_.begin, here_.end);
       if (here_.begin == 0) start_sums(sums);
-      if constexpr (Weight::kInt4) split_zero_points(sums);
+      if constexpr (kSplits) split_zero_points(sums);
       if constexpr (Weight::kInt4) look_ahead(v + 1 < visits);
       for (int64_t k = here_.begin; k < here_.end; k += shape_.KC)
         for (int64_t i = 0; i < channels; i += shape_.NC)
@@ -94,6 +94,7 @@ class ThreadOfGemm {
   static constexpr bool kCodes = std::is_same_v<Gemm, GemmInt4Codes>;
   static constexpr bool kSegments = std::is_same_v<Gemm, GemmSegments>;
   static constexpr bool kBlockwise = std::is_same_v<Gemm, GemmBlockwise>;
+  static constexpr bool kSplits = !kSegments && requires(typename Weight::Panel& panel) { panel.take_zero_points_out(0, 0); };
 
   int64_t first_channel(const Visit& visit) const { return (begin_ + visit.panel) * kPanel; }
 

@@ -37,12 +37,11 @@ class PackedRows {
         gemv.pack_x(x.element, x.row(m), x.K, to);
         continue;
       }
-      kernels().to_float(x.element, x.row(m), values.data(), x.K);
-      for (int64_t k = 0; k < x.K; ++k) values[k] *= x.scales[m * x.scales_of_row + k / block];
+      values_of(x, block, m, values.data());
       gemv.pack_x(Element::fp32, values.data(), x.K, to);
     }
   }
-  const void* data() const { return rows_ + 0; }
+  const void* row(int64_t m) const { return rows_ + m * row_bytes_; }
   int64_t stride() const { return stride_; }  // operands
 
  private:
@@ -54,15 +53,19 @@ inline void multiply_by(const Gemv8Bit& gemv, const Product& product, const Roww
   const PackedRows x(product.x, 0, gemv);
   each_panel(product, weight, [&](RowwiseWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
     panel.move(first, count, 0, weight.K);
-    gemv.dot(x.data(), x.stride(), product.M(), weight.value_element, panel.values(0), count, weight.K, sums);
+    for (int64_t m = 0; m < product.M(); m += product.at_once())
+      gemv.dot(x.row(m), x.stride(), product.at_once(), weight.value_element, panel.values(0), count, weight.K, sums + m);
   });
 }
 
-inline void multiply_by(const GemvBlockwise& gemv, const Product& product, const BlockwiseWeight& weight) {
+template <class Weight>
+  requires(Weight::kBlockwise)
+void multiply_by(const GemvBlockwise& gemv, const Product& product, const Weight& weight) {
   const PackedRows x(product.x, product.p.input_group_size, gemv);
-  each_panel(product, weight, [&](BlockwiseWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
+  each_panel(product, weight, [&](typename Weight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
     panel.move(first, count, 0, weight.K);
-    gemv.dot(x.data(), x.stride(), product.M(), panel.rows(0), count, weight.K, sums);
+    for (int64_t m = 0; m < product.M(); m += product.at_once())
+      gemv.dot(x.row(m), x.stride(), product.at_once(), panel.rows(0), count, weight.K, sums + m);
   });
 }
 

@@ -28,12 +28,14 @@ inline Product product_of_floats(const Product& product, const std::vector<float
   return {product.p, {rows.data(), Element::fp32, sizeof(float), M, product.x.K}, product.output, product.panels, order};
 }
 
-// Rows of x, packed for GemvInt4.
+// Rows of x, packed for GemvInt4, which takes so many at once.
 class FloatRows {
  public:
-  FloatRows(const GemvInt4& gemv, const LinearProblem& p, const std::vector<float>& rows, const std::vector<int64_t>& chosen)
+  FloatRows(const GemvInt4& gemv, const LinearProblem& p, const std::vector<float>& rows, const std::vector<int64_t>& chosen,
+            int64_t at_once)
       : p_(p),
         gemv_(gemv),
+        at_once_(at_once),
         stride_(padded(p.K)),
         count_(static_cast<int64_t>(chosen.size())),
         x_(count_ * stride_),
@@ -45,13 +47,15 @@ class FloatRows {
   void multiply(Int4Weight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) const {
     if (count_ == 0) return;
     panel.move(first, count, 0, p_.K);
-    gemv_.dot(x_.data(), stride_, group_sums_.data(), count_, panel.int4(0), count, p_.K, sums);
+    for (int64_t m = 0; m < count_; m += at_once_)
+      gemv_.dot(&x_[m * stride_], stride_, &group_sums_[m * (p_.K / p_.group_size)], at_once_, panel.int4(0), count, p_.K,
+                sums + m);
   }
 
  private:
   const LinearProblem& p_;
   const GemvInt4& gemv_;
-  int64_t stride_, count_;
+  int64_t at_once_, stride_, count_;
   std::vector<float> x_, group_sums_;
 };
 
@@ -114,7 +118,7 @@ class LimbRows {
 inline void multiply_by(const GemvInt4& gemv, const Product& product, const Int4Weight& weight) {
   std::vector<int64_t> all(product.M());
   for (int64_t m = 0; m < product.M(); ++m) all[m] = m;
-  const FloatRows rows(gemv, product.p, rows_of_floats(product.x), all);
+  const FloatRows rows(gemv, product.p, rows_of_floats(product.x), all, product.at_once());
   each_panel(product, weight, [&](Int4Weight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
     rows.multiply(panel, first, count, sums);
   });
@@ -139,7 +143,7 @@ void multiply_by_limbs(const Gemv& gemv, const Product& product, const Int4Weigh
     beyond.clear();
     if (limbs.count() == 0) return;
   }
-  const FloatRows others(*kernels().gemv_int4, p, rows, beyond);
+  const FloatRows others(*kernels().gemv_int4, p, rows, beyond, /*at_once=*/1);
   std::vector<int64_t> order = limbs.within();
   order.insert(order.end(), beyond.begin(), beyond.end());
   each_panel(product_of_floats(product, rows, order), weight,

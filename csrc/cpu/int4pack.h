@@ -103,7 +103,7 @@ struct Int4PackWeight {
       return {{at, w_.N * 4, groups, kBytes}, {at + kBytes, w_.N * 4, groups, kBytes}};
     }
     ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
-      return cpu::take_zero_points_out(scale_, zero_, beside_, w_.group_size, begin, end);
+      return cpu::take_zero_points_out(scale_, zero_, beside_, kReachOfInt4, w_.group_size, begin, end);
     }
     void shift_zero_points(float offset, int64_t begin, int64_t end) {
       cpu::shift_zero_points(scale_, zero_, offset, w_.group_size, begin, end);

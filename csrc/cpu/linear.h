@@ -5,6 +5,7 @@
 
 #include "cpu/gemv_e2m1.h"
 #include "cpu/gemv_int4.h"
+#include "cpu/gemv_planes.h"
 
 namespace aoext::cpu {
 

@@ -3,6 +3,7 @@
 
 #include "cpu/output.h"
 #include "cpu/plan.h"
+#include "cpu/planes_weight.h"
 #include "cpu/segments_weight.h"
 
 namespace aoext::cpu {
@@ -17,6 +18,9 @@ struct Product {
   std::vector<int64_t> order = {};
 
   int64_t M() const { return x.M; }
+  // Rows that a gemv takes at once, which decides in what order it sums up. Rows in an order are here for what they hold: how
+  // many they are changes no result.
+  int64_t at_once() const { return order.empty() ? M() : 1; }
   void store(int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) const {
     output.store(order.empty() ? m : order[m], first, count, sums, row_scales);
   }
@@ -41,6 +45,12 @@ inline void multiply_by(const GemmInt4Codes& gemm, const Product& product, const
   multiply_gemm(gemm, product, weight);
 }
 inline void multiply_by(const GemmBlockwise& gemm, const Product& product, const BlockwiseWeight& weight) {
+  multiply_gemm(gemm, product, weight);
+}
+inline void multiply_by(const GemmBlockwise& gemm, const Product& product, const PlanesWeight& weight) {
+  multiply_gemm(gemm, product, weight);
+}
+inline void multiply_by(const GemmSegments& gemm, const Product& product, const PlanesWeight& weight) {
   multiply_gemm(gemm, product, weight);
 }
 inline void multiply_by(const GemmSegments& gemm, const Product& product, const BlockwiseWeight& weight) {

@@ -56,6 +56,15 @@ struct InputRows {
   }
 };
 
+// Row m as the floats that it stands for; scales are of `block` elements.
+inline void values_of(const InputRows& x, int64_t block, int64_t m, float* out) {
+  kernels().to_float(x.element, x.row(m), out, x.K);
+  if (x.scales == nullptr) return;
+  const float* scale = x.scales + m * x.scales_of_row;
+  for (int64_t begin = 0; begin < x.K; begin += block, ++scale)
+    for (int64_t k = begin; k < std::min(begin + block, x.K); ++k) out[k] *= *scale;
+}
+
 // Up to MC rows of x at a time, packed in blocks [rows, KC] along K: what meets a block of weights lies together, and rows do not
 // fall into one set of the caches, as they would a power of two apart.
 class PackedX {

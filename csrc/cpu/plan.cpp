@@ -1,4 +1,4 @@
-#include "cpu/plan.h"
+#include "cpu/plan_predicates.h"
 
 #include <algorithm>
 #include <bit>
@@ -9,25 +9,10 @@
 #include "common/e2m1.h"
 #include "common/forced.h"
 #include "common/formats.h"
+#include "cpu/fixed_point_table.h"
 
 namespace aoext::cpu {
 namespace {
-
-// From so many rows on packed weights with their scales are faster than codes.
-constexpr int64_t kScaledRows = 48;
-
-// With fewer output channels int4 weights that are rounded to bfloat16, zero point included, may show in a row of y.
-constexpr int64_t kRoundedChannels = 64;
-
-// With fewer output channels a row may nearly cancel in all of them, so that the rounding of x, to fixed point or to limbs,
-// shows.
-constexpr int64_t kRoundedInputChannels = 8;
-
-// Integers come in words of eight.
-constexpr int64_t kEightCodes = 8;
-
-// Groups that limbs of bfloat16 pay for.
-constexpr int64_t kLimbGroups = 32;
 
 const FewRows& few_rows(Isa isa, const LinearProblem& p) {
   switch (isa) {
@@ -86,81 +71,6 @@ Kernel choose(const Choice& c, const Lists&... lists) {
   return all[sizeof...(lists) - 1].back().kernel;
 }
 
-// ---- what kernels take ---------------------------------------------------------------------------------
-
-bool is_power_of_two(int64_t n) { return (n & (n - 1)) == 0; }
-
-// Whether two limbs of bfloat16 stand for an input. An infinity of e5m2 by a limb of 0 is NaN. They leave 8 bits of
-// float32 out, which show where zero points take most of a product away.
-bool has_bf16_limbs(const Choice& c) {
-  const bool exact = c.p.input == ScalarType::Half;
-  return is_wide(c.p) && c.p.N >= kRoundedInputChannels && c.p.code != Code::e5m2 && (exact || !c.p.subtracts_zero_point);
-}
-
-bool is_narrow(const Choice& c) { return !is_wide(c.p); }
-
-// Groups that whole words of int8 limbs fit.
-bool has_limb_groups(const Choice& c) { return c.p.group_size % kPad == 0 || c.p.group_size == 32 || c.p.group_size == 64; }
-bool takes_limbs3(const Choice& c) { return has_limb_groups(c) && c.p.N >= kRoundedInputChannels; }
-bool takes_limbs2(const Choice& c) { return takes_limbs3(c) && c.p.output != ScalarType::Float; }
-
-bool takes_e2m1_limbs3(const Choice& c) {
-  return c.is_e2m1 && (has_limb_groups(c) || c.p.group_size == 16) && c.p.K % c.p.group_size == 0 &&
-         c.p.N >= kRoundedInputChannels;
-}
-bool takes_e2m1_limbs2(const Choice& c) { return takes_e2m1_limbs3(c) && c.p.output != ScalarType::Float; }
-
-// Groups of which words have whole ones or the other way round.
-bool takes_gemv_int4(const Choice& c) {
-  const int64_t g = c.p.group_size;
-  return g % kPad == 0 || (g >= kEightCodes && g < kPad && is_power_of_two(g));
-}
-
-bool takes_codes(const Choice& c) { return is_narrow(c) && c.p.group_size % kEightCodes == 0; }
-bool takes_rounded_int4(const Choice& c) { return is_narrow(c) && c.p.N >= kRoundedChannels; }
-
-bool takes_gemv_blockwise(const Choice& c) {
-  constexpr int64_t kShortest = 16;
-  const int64_t g = c.p.group_size;
-  return g == c.p.K || g % kPad == 0 || (g >= kShortest && is_power_of_two(g));
-}
-
-// Whether values that are rounded with their scales do not show. Where zero points are taken off the product, the codes may be
-// far larger than what is left of them.
-bool takes_rounded(const Choice& c) {
-  return is_narrow(c) && c.p.N >= kRoundedChannels && !c.p.subtracts_zero_point && c.is_finite;
-}
-bool takes_rounded_columns(const Choice& c) {
-  return takes_rounded(c) && (c.p.group_size == c.p.K || (c.p.group_size >= kEightCodes && is_power_of_two(c.p.group_size)));
-}
-
-bool has_groups_of_four(const Choice& c) { return c.p.group_size % 4 == 0; }
-bool has_lut4_groups(const Choice& c) {
-  return c.is_finite && c.is_bf16 && (c.p.group_size % kEightCodes == 0 || c.p.group_size == c.p.K);
-}
-
-bool is_int8(const Choice& c) { return c.p.input == ScalarType::Char; }
-
-bool has_whole_words(const Choice& c) {
-  const int64_t segment = segment_of(c.p);
-  return segment == c.p.K || segment % kEightCodes == 0;
-}
-
-// ---- when they pay -------------------------------------------------------------------------------------
-
-bool pays_limbs3(const Choice& c) { return c.p.output == ScalarType::Float && c.p.M <= c.few.limbs3; }
-bool pays_limbs2(const Choice& c) { return c.p.M <= c.few.limbs2; }
-bool pays_gemv_int4(const Choice& c) { return c.p.M <= c.few.int4; }
-bool pays_gemv_8bit(const Choice& c) { return c.p.M <= (c.p.code == Code::int8 ? c.few.int8 : c.few.float8); }
-bool pays_gemv_lut4(const Choice& c) { return c.p.M <= c.few.lut4; }
-bool pays_int4_by_int8(const Choice& c) { return c.p.M <= c.few.int4_by_int8; }
-
-// Short groups whose scales cost so many rows of x more than rounded weights do.
-bool has_many_rows_by_short_groups(const Choice& c) { return c.p.M >= kScaledRows && c.p.group_size <= 32; }
-
-// Whether an input's blocks are powers of two, so that its values are bfloat16 exactly, and the CPU multiplies these.
-bool is_by_bf16(const Choice& c) { return c.p.power_of_two && has(c.isa, Kernel::gemv_blockwise_bf16); }
-
 // ---- the products --------------------------------------------------------------------------------------
 
 constexpr Candidate kInt4ByLimbs[] = {
@@ -199,11 +109,11 @@ constexpr Candidate kRowwise[] = {
 constexpr Candidate kBlockwise[] = {
     {Kernel::gemv_blockwise_bf16, [](const Choice& c) { return takes_gemv_blockwise(c) && is_narrow(c); }, pays_gemv_8bit},
     {Kernel::gemv_blockwise_f32, takes_gemv_blockwise, pays_gemv_8bit},
-    {Kernel::gemm_8bit_bf16_columns, takes_rounded_columns, has_many_rows_by_short_groups},
+    {Kernel::gemm_8bit_bf16, takes_rounded, always},
+    {Kernel::gemm_8bit_bf16_columns, takes_rounded_columns_of_8bit, has_many_rows_by_short_groups},
     {Kernel::gemm_8bit_groups, [](const Choice& c) { return is_narrow(c) && has_groups_of_four(c); }, always},
     {Kernel::gemm_8bit_groups_limbs, [](const Choice& c) { return has_bf16_limbs(c) && has_groups_of_four(c); }, always},
-    {Kernel::gemm_8bit_bf16_columns, takes_rounded_columns, always},
-    {Kernel::gemm_8bit_bf16, takes_rounded, always},
+    {Kernel::gemm_8bit_bf16_columns, takes_rounded_columns_of_8bit, always},
     {Kernel::gemm_blockwise_f32, always, always},
 };
 
@@ -217,6 +127,7 @@ constexpr Candidate kE2m1ByLimbs[] = {
 constexpr Candidate kLut4[] = {
     {Kernel::gemv_lut4_bf16, [](const Choice& c) { return c.is_finite && c.is_bf16 && takes_gemv_blockwise(c) && is_narrow(c); },
      pays_gemv_lut4},
+    {Kernel::gemv_lut4_i16, takes_lut4_i16, pays_gemv_lut4},
     {Kernel::gemv_lut4_f32, [](const Choice& c) { return c.is_finite && takes_gemv_blockwise(c); }, pays_gemv_lut4},
     {Kernel::gemm_lut4_bf16, takes_rounded, has_many_rows_by_short_groups},
     {Kernel::gemm_lut4_bf16_columns, takes_rounded_columns, has_many_rows_by_short_groups},
@@ -225,6 +136,19 @@ constexpr Candidate kLut4[] = {
     {Kernel::gemm_lut4_bf16, takes_rounded, always},
     {Kernel::gemm_lut4_bf16_columns, takes_rounded_columns, always},
     {Kernel::gemm_blockwise_f32, always, always},
+};
+
+constexpr Candidate kPlanes[] = {
+    {Kernel::gemv_row_limbs3, takes_row, pays_row<&FewByLimbs::three>},
+    {Kernel::gemv_row_limbs2, [](const Choice& c) { return takes_row(c) && is_not_float(c); }, pays_row<&FewByLimbs::two>},
+    {Kernel::gemv_planes_limbs3, takes_planes, pays_planes<&FewByLimbs::three>},
+    {Kernel::gemv_planes_limbs2, [](const Choice& c) { return takes_planes(c) && is_not_float(c); },
+     pays_planes<&FewByLimbs::two>},
+};
+// x of float8 goes as floats do.
+constexpr Candidate kPlanesByInt8[] = {
+    {Kernel::gemv_row_limb, has_rows_of_blocks, pays_row<&FewByLimbs::one>},
+    {Kernel::gemv_planes_limb, has_segments_of<16>, pays_planes<&FewByLimbs::one>},
 };
 
 constexpr Candidate kInt8[] = {
@@ -261,6 +185,7 @@ constexpr Candidate kScaledBlockwise[] = {
 Choice::Choice(const LinearProblem& p_, Isa isa_, const float* table) : p(p_), isa(isa_), few(few_rows(isa_, p_)) {
   if (table == nullptr) return;
   is_e2m1 = is_e2m1_table(table);
+  is_i16 = in_fixed_point(table).is_close;
   for (int i = 0; i < 16; ++i) {
     is_finite &= std::isfinite(table[i]);
     is_bf16 &= (std::bit_cast<uint32_t>(table[i]) & 0xffff) == 0;
@@ -274,13 +199,18 @@ int64_t segment_of(const LinearProblem& p) {
 
 Kernel plan_int4_floats(const Choice& c) { return choose(c, kInt4); }
 
+Kernel plan_planes_floats(const Choice& c) { return choose(c, kBlockwise); }
+
 Kernel plan_weight_only(const Choice& c) {
+  if (is_in_planes(c.p.code)) return choose(c, kPlanes, kBlockwise);
   if (is_by_groups(c.p.code)) return choose(c, kInt4ByLimbs, kInt4);
   if (format_of(c.p.code).has_table) return choose(c, kE2m1ByLimbs, kLut4);
   return c.p.group_size == c.p.K ? choose(c, kRowwise) : choose(c, kBlockwise);
 }
 
 Kernel plan_scaled(const Choice& c) {
+  if (is_in_planes(c.p.code))
+    return is_int8(c) ? choose(c, kPlanesByInt8, kScaledBlockwise) : choose(c, kPlanes, kScaledBlockwise);
   if (is_by_groups(c.p.code)) return choose(c, kScaledInt4);
   if (!is_rowwise(c.p)) return choose(c, kScaledBlockwise);
   return is_int8(c) ? choose(c, kInt8) : choose(c, kRowwise);

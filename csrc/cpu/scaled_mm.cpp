@@ -23,6 +23,7 @@ void int8_by_rows(const LinearProblem& p, Kernel kernel, const Data& d, const Pa
 }
 
 void multiply_scaled(const LinearProblem& p, Kernel kernel, const Data& d, const Panels& panels) {
+  if (is_in_planes(p.code)) return linear(p, kernel, d, panels, PlanesWeight(p, d.weight));
   if (is_by_groups(p.code)) return linear(p, kernel, d, panels, Int4Weight(p, d.weight));
   if (!is_rowwise(p)) return linear(p, kernel, d, panels, BlockwiseWeight(p, d.weight));
   const RowwiseWeight rows(p, d.weight.values, floats(element(p.scale), d.weight.scale, p.N));

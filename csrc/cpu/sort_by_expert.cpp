@@ -7,7 +7,7 @@ namespace aoext::cpu {
 namespace {
 
 template <class Id>
-void sort(const Id* expert, int64_t pairs, int64_t experts, int64_t* order, int32_t* offsets) {
+void sort(const Id* expert, int64_t pairs, int64_t experts, int64_t* order, int64_t* place, int32_t* offsets) {
   const auto has_expert = [&](Id e) { return e >= 0 && e < experts; };
   std::fill_n(offsets, experts, 0);
   for (int64_t i = 0; i < pairs; ++i)
@@ -20,21 +20,26 @@ void sort(const Id* expert, int64_t pairs, int64_t experts, int64_t* order, int3
   }
   // Each expert's begin moves on to its end.
   int64_t without = begin;
-  for (int64_t i = 0; i < pairs; ++i) order[has_expert(expert[i]) ? offsets[expert[i]]++ : without++] = i;
+  for (int64_t i = 0; i < pairs; ++i) {
+    place[i] = has_expert(expert[i]) ? offsets[expert[i]]++ : without++;
+    order[place[i]] = i;
+  }
 }
 
-std::tuple<Tensor, Tensor> sort_by_expert(const Tensor& expert, int64_t experts) {
+generic::Triple sort_by_expert(const Tensor& expert, int64_t experts) {
   const LinearProblem p = check_sort_by_expert(expert, experts);
-  const Tensor order = aten::empty({p.M}, ScalarType::Long, expert), offsets = aten::empty({experts}, ScalarType::Int, expert);
+  const Tensor order = aten::empty({p.M}, ScalarType::Long, expert), place = aten::empty({p.M}, ScalarType::Long, expert),
+               offsets = aten::empty({experts}, ScalarType::Int, expert);
   const Tensor ids = aten::contiguous(expert);
   const auto by = [&]<class Id>(const Id* data) {
-    sort(data, p.M, experts, static_cast<int64_t*>(order.mutable_data_ptr()), static_cast<int32_t*>(offsets.mutable_data_ptr()));
+    sort(data, p.M, experts, static_cast<int64_t*>(order.mutable_data_ptr()), static_cast<int64_t*>(place.mutable_data_ptr()),
+         static_cast<int32_t*>(offsets.mutable_data_ptr()));
   };
   if (p.input == ScalarType::Int)
     by(static_cast<const int32_t*>(ids.const_data_ptr()));
   else
     by(static_cast<const int64_t*>(ids.const_data_ptr()));
-  return {order, offsets};
+  return {order, place, offsets};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/blockwise_weight.h"
+#include "cpu/planes_weight.h"
 #include "cpu/weights.h"
 
 namespace aoext::cpu {
@@ -12,11 +13,9 @@ inline float as_float(Element type, const char* from) {
   return value;
 }
 
-// Code k of a row; signed where the elements that hold codes are.
-inline int code_of(const Format& format, const uint8_t* row, int64_t k) {
-  const int count = format.codes_a_byte, bits = 8 / count;
-  const int code = row[k / count] >> (k % count * bits) & ((1 << bits) - 1);
-  return format.storage == ScalarType::Char ? (code ^ 1 << (bits - 1)) - (1 << (bits - 1)) : code;
+// Code k of a row.
+inline int code_of(const Layout& layout, const uint8_t* row, int64_t k) {
+  return layout.code.get(row + k / layout.values * layout.bytes, static_cast<int>(k % layout.values));
 }
 
 inline void row_values(const Int4Weight& w, int64_t n, double* out) {
@@ -26,7 +25,7 @@ inline void row_values(const Int4Weight& w, int64_t n, double* out) {
     const int64_t at = (g * w.N + n) * size;
     const double scale = as_float(type, w.scale + at), zero_point = as_float(type, w.zero_point + at);
     for (int64_t k = g * w.group_size; k < (g + 1) * w.group_size; ++k)
-      out[k] = code_of(w.format, w.packed + n * w.row_bytes, k) * scale + zero_point;
+      out[k] = code_of(layout(w.code), w.packed + n * w.row_bytes, k) * scale + zero_point;
   }
 }
 
@@ -41,9 +40,20 @@ inline void row_values(const BlockwiseWeight& w, int64_t n, double* out) {
   const char* const scales = w.scale + n / w.block_n * w.scale_row_bytes;
   const int64_t size = w.scale_row_bytes / w.groups;
   for (int64_t k = 0; k < w.K; ++k) {
-    const float code = w.is_lut4() ? w.table[code_of(format_of(Code::lut4), reinterpret_cast<const uint8_t*>(codes), k)]
+    const float code = w.is_lut4() ? w.table[code_of(layout(Code::lut4), reinterpret_cast<const uint8_t*>(codes), k)]
                                    : as_float(w.type, codes + k);
     out[k] = static_cast<double>(code) * as_float(w.scale_element, scales + k / w.group_size * size) * w.global_scale;
+  }
+}
+
+inline void row_values(const PlanesWeight& w, int64_t n, double* out) {
+  PlanesWeight::Panel panel(w);
+  panel.move(n, 1, 0, w.K);
+  const BlockwiseRows row = panel.rows(0);
+  for (int64_t k = 0; k < w.K; ++k) {
+    const int64_t g = k / w.group_size;
+    out[k] = static_cast<double>(static_cast<signed char>(row.codes[k])) * row.scale_rows[0][g];
+    if (w.has_zero_points) out[k] += panel.zero_points(0)[g];
   }
 }
 

@@ -10,6 +10,7 @@ namespace {
 Kernel weight_only_kernel(const LinearProblem& p, const WeightData& w) { return plan_weight_only(Choice(p, isa(), w.table)); }
 
 void multiply_weight_only(const LinearProblem& p, Kernel kernel, const Data& d, const Panels& panels) {
+  if (is_in_planes(p.code)) return linear(p, kernel, d, panels, PlanesWeight(p, d.weight));
   if (is_by_groups(p.code)) return linear(p, kernel, d, panels, Int4Weight(p, d.weight));
   const BlockwiseWeight blocks(p, d.weight);
   if (blocks.is_lut4() || p.group_size < p.K) return linear(p, kernel, d, panels, blocks);

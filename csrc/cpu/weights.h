@@ -29,7 +29,7 @@ inline std::vector<float> floats(Element type, const char* data, int64_t n) {
 // a time, in cache.
 struct Int4Weight {
   static constexpr bool kInt4 = true, kBlockwise = false;
-  const Format& format;
+  Code code;
   const uint8_t* packed;
   const char *scale, *zero_point;
   ScalarType scale_dtype;
@@ -37,7 +37,7 @@ struct Int4Weight {
   void (*widen)(const uint8_t* packed, int64_t bytes, uint8_t* nibbles);  // null of nibbles
 
   Int4Weight(const LinearProblem& p, const WeightData& w)
-      : format(format_of(p.code)),
+      : code(p.code),
         packed(reinterpret_cast<const uint8_t*>(w.values)),
         scale(w.scale),
         zero_point(w.zero_point),
@@ -45,7 +45,7 @@ struct Int4Weight {
         N(p.N),
         K(p.K),
         group_size(p.group_size),
-        row_bytes(p.K / format.codes_a_byte),
+        row_bytes(aoext::row_bytes(p.code, p.K)),
         widen(p.code == Code::int2 ? kernels().widen_int2 : nullptr) {}
 
   // Scales lie [K/group_size, N]: a panel stages its columns, a cache line of them per group, as floats [K/group_size, kPanel].
@@ -112,7 +112,7 @@ struct Int4Weight {
     Int4Row int4(int64_t i) const { return {packed(i), &scale_[i], &zero_point_[i], w_.group_size}; }
     template <class Gemm>
     void pack(const Gemm& gemm, const BlockOfPanel& block, const Fetch& next, void* out) const {
-      const int64_t codes = w_.format.codes_a_byte;
+      const int64_t codes = layout(w_.code).values;
       const char* const fetched = reinterpret_cast<const char*>(stored(first_) + next.begin / codes);
       gemm.pack_w(int4(block.i), {block.count, w_.K / 2, fetched, next.stride / codes, next.n / codes}, block.begin, block.n,
                   out);
@@ -125,7 +125,7 @@ struct Int4Weight {
       return {{w_.scale + at, stride, groups, kPanel * size}, {w_.zero_point + at, stride, groups, kPanel * size}};
     }
     ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
-      return cpu::take_zero_points_out(scale_, zero_point_, beside_, w_.group_size, begin, end);
+      return cpu::take_zero_points_out(scale_, zero_point_, beside_, kReachOfInt4, w_.group_size, begin, end);
     }
     void shift_zero_points(float offset, int64_t begin, int64_t end) {
       cpu::shift_zero_points(scale_, zero_point_, offset, w_.group_size, begin, end);
@@ -142,7 +142,7 @@ struct Int4Weight {
     }
     void widen(int64_t count, int64_t begin, int64_t end) const {
       if (w_.widen == nullptr) return;
-      const int64_t codes = w_.format.codes_a_byte;
+      const int64_t codes = layout(w_.code).values;
       for (int64_t i = 0; i < count; ++i)
         w_.widen(stored(first_ + i) + begin / codes, (end - begin) / codes, nibbles(i) + begin / 2);
     }

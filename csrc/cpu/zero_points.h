@@ -5,7 +5,8 @@
 // product takes out of its weights what all of a group have in common, and adds that, by the sum of x over the group, in float32.
 //
 // No weight becomes larger by it, so that those of zero stay zero, which an outlier of x may meet. Where a group's weights have
-// both signs, |zero_point| <= 8 |scale|, and nothing is taken out: so it is with nearly all weights quantised from their range.
+// both signs, |zero_point| <= 8 |scale| with codes from −8 on, and nothing is taken out: so it is with nearly all weights
+// quantised from their range.
 #pragma once
 
 #include <vector>
@@ -21,18 +22,22 @@ struct ZeroPointsBeside {
   int64_t first = 0, count = 0;
 };
 
-// Takes them out of a panel's zero points, [K/group_size, kPanel], into `beside`. A group is its first element's.
+constexpr float kReachOfInt4 = 8;
+
+// Takes them out of a panel's zero points, [K/group_size, kPanel], of codes from −reach on, into `beside`. A group is its first
+// element's.
 inline ZeroPointsBeside take_zero_points_out(const std::vector<float>& scale, std::vector<float>& zero_point,
-                                             std::vector<float>& beside, int64_t group_size, int64_t begin, int64_t end) {
+                                             std::vector<float>& beside, float reach, int64_t group_size, int64_t begin,
+                                             int64_t end) {
   const int64_t staged = begin / group_size, first = (begin + group_size - 1) / group_size, last = (end - 1) / group_size + 1;
   const int64_t from = staged * kPanel;
-  if (!kernels().has_wide_zero_points(&scale[from], &zero_point[from], last - staged)) return {};
+  if (!kernels().has_wide_zero_points(&scale[from], &zero_point[from], reach, last - staged)) return {};
   beside.resize(zero_point.size());
-  kernels().split_zero_points(&scale[from], &zero_point[from], last - staged, &beside[from]);
+  kernels().split_zero_points(&scale[from], &zero_point[from], reach, last - staged, &beside[from]);
   return {beside.data() + first * kPanel, first, last - first};
 }
 
-// For weights that are packed as q + offset, which have nothing beside them.
+// Zero points of q + offset, for those of q.
 inline void shift_zero_points(const std::vector<float>& scale, std::vector<float>& zero_point, float offset, int64_t group_size,
                               int64_t begin, int64_t end) {
   const int64_t first = begin / group_size, last = (end - 1) / group_size + 1, from = first * kPanel;

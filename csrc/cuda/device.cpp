@@ -4,11 +4,19 @@
 #include <string>
 
 #include "common/portability.h"
+#include "generic/register.h"
 
 namespace aoext::cuda {
 namespace {
 
 using GetStream = int32_t(int32_t device, void** stream);
+
+bool is_captured(const Tensor& t) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(Launch(t).stream(), &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+[[maybe_unused]] const auto captures = is_captured_on[static_cast<int>(Key::CUDA)] = &is_captured;
 
 }  // namespace
 

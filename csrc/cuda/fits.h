@@ -139,6 +139,24 @@ struct BetweenFit {
   auto constants() { return std::tie(finding_experts, weight_only, sums, summing, widening); }
 };
 
+// kernels/packed_mma.cu: microseconds.
+struct PackedMmaFit {
+  double launch, fill;  // of a launch, and of a block that begins
+  double alone, turn;   // a warp's 256 k, however idle the others are, and of each warp of a busy multiprocessor
+  double caches;        // L2's bandwidth over the memory's
+  double narrow;        // longer, over the warps of a block
+  auto constants() { return std::tie(launch, fill, alone, turn, caches, narrow); }
+};
+
+// kernels/packed_tiles.cu: microseconds.
+struct PackedTilesFit {
+  double launch, fill;            // of a launch, and of a block that begins
+  double alone, alone_column;     // a block's chunk of K, however idle the others are, and more for each 8 rows of x
+  double turn, turn_column;       // the same of each block of a busy multiprocessor
+  double cluster, cluster_block;  // of blocks that share K, and for each of them
+  auto constants() { return std::tie(launch, fill, alone, alone_column, turn, turn_column, cluster, cluster_block); }
+};
+
 struct Fits {
   double bandwidth;  // of the GPU that was measured, as Device has it
   ReductionFit reduction;
@@ -152,9 +170,11 @@ struct Fits {
   RowwiseWgmmaFit rowwise_wgmma;
   RowwiseWgmmaFit::Tile scaled_int4_tiles[2];  // with groups of 128; beside k-tiles they cost what those of rowwise_wgmma do
   BetweenFit between;
+  PackedMmaFit packed_mma;
+  PackedTilesFit packed_tiles;
   auto constants() {
     return std::tie(bandwidth, reduction, int4_ring, int4_decode, int4_mma, int4_batch, int4_wgmma, weight_only_wgmma,
-                    rowwise_decode, rowwise_mma, rowwise_wgmma, scaled_int4_tiles, between);
+                    rowwise_decode, rowwise_mma, rowwise_wgmma, scaled_int4_tiles, between, packed_mma, packed_tiles);
   }
 };
 

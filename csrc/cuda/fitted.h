@@ -15,8 +15,9 @@ namespace aoext::cuda {
 // by int8, 0.6%, at most 7%. rowwise_decode: cuts of M = 1 and 16, int8 and e4m3, eight N x K. rowwise_wgmma: 7505 configurations
 // of the shapes of Llama 3 8B and 70B, M = 8 to 256: 6% off, and what it takes is 0.6% from the fastest, at most 8%. Tiles
 // without swap_ab, and those of 128 by 128, 700 with M = 72 to 512: the former 5 to 10% off, and what it takes is 0.7% from the
-// fastest, at most 11%. scaled_int4_tiles: four of Llama 3 8B's shapes, M = 96 to 4096, on an H100.
-// An H100 was measured too: its own were no better than these, scaled (benchmarks/cuda.md, "Choosing").
+// fastest, at most 11%. packed_mma and packed_tiles: nine formats, four N x K, M = 1 to 128: what they take, beside other
+// kernels of packed codes, is 4% from the fastest, at most 40%. scaled_int4_tiles: four of Llama 3 8B's shapes, M
+// = 96 to 4096, on an H100. An H100 was measured too: its own were no better than these, scaled (benchmarks/cuda.md, "Choosing").
 constexpr Fits kH200Fits{
     .bandwidth = 4.66e6,
     .reduction =
@@ -126,6 +127,15 @@ constexpr Fits kH200Fits{
                 .long_row = 8192,
                 .small_weight = 1 << 24,
                 .quantized = 16384},
+    .packed_mma = {.launch = 1.04, .fill = 1.39, .alone = 0.971, .turn = 0.197, .caches = 2.85, .narrow = 0.0714},
+    .packed_tiles = {.launch = 4.42,
+                     .fill = 1.59,
+                     .alone = 0.571,
+                     .alone_column = 0.0191,
+                     .turn = 0.553,
+                     .turn_column = 0.00968,
+                     .cluster = 0.205,
+                     .cluster_block = 0.0243},
 };
 
 }  // namespace aoext::cuda

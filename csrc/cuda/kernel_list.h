@@ -22,6 +22,11 @@
 #include "cuda/kernels/int4_mma.h"
 #include "cuda/kernels/int4_ring.h"
 #include "cuda/kernels/int4_wgmma.h"
+#include "cuda/kernels/packed_any.h"
+#include "cuda/kernels/packed_decode.h"
+#include "cuda/kernels/packed_mma.h"
+#include "cuda/kernels/packed_tiles.h"
+#include "cuda/kernels/packed_wgmma.h"
 #include "cuda/kernels/rowwise_any.h"
 #include "cuda/kernels/rowwise_decode.h"
 #include "cuda/kernels/rowwise_mma.h"
@@ -54,18 +59,31 @@ struct KernelOf<TinygemmUnpack> : AnyKernel<TinygemmUnpack, TinygemmLinear> {
   static constexpr const char* kName = "tinygemm_unpack";
 };
 
+// The weight in the input's type in a workspace, and cuBLAS through ATen. Who sees this plan does that.
+struct PackedDequantize {
+  bool operator==(const PackedDequantize&) const = default;
+};
+template <>
+struct KernelOf<PackedDequantize> : AnyKernel<PackedDequantize, PackedLinear> {
+  static constexpr const char* kName = "packed_dequantize";
+  static cudaError_t launch(const PackedLinear&, const PackedDequantize&, void*, cudaStream_t) { return cudaErrorNotSupported; }
+};
+
 using Int4Kernels = std::variant<Generic, Int4Any, RingConfig, DecodeConfig, BatchConfig, Int4WgmmaConfig, MmaConfig,
                                  GroupedRingConfig, GroupedWgmmaConfig>;
 using RowwiseKernels =
     std::variant<Generic, RowwiseAny, RowwiseDecodeConfig, RowwiseWgmmaConfig, WeightOnlyWgmmaConfig, RowwiseMmaConfig>;
 using BlocksKernels = std::variant<Generic, BlocksAny, BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig, BlocksMmaConfig>;
 using ScaledKernels = std::variant<Generic, ScaledAny, ScaledWgmmaConfig>;
+using PackedKernels =
+    std::variant<Generic, PackedAny, PackedDecodeConfig, PackedMmaConfig, PackedTilesConfig, PackedWgmmaConfig, PackedDequantize>;
 using TinygemmKernels = std::variant<Generic, TinygemmUnpack, TinygemmConfig>;
 
 // Those for products of experts: some serve one weight for all rows as well, others do not.
-using ExpertsToo = std::variant<Generic, Int4Any, RowwiseAny, RowwiseDecodeConfig, WeightOnlyWgmmaConfig, BlocksAny,
-                                BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig, RowwiseWgmmaConfig, ScaledAny,
-                                ScaledWgmmaConfig, RowwiseMmaConfig, BlocksMmaConfig>;
+using ExpertsToo =
+    std::variant<Generic, Int4Any, RowwiseAny, RowwiseDecodeConfig, WeightOnlyWgmmaConfig, BlocksAny, BlocksDecodeConfig,
+                 Fp4DecodeConfig, BlocksWgmmaConfig, RowwiseWgmmaConfig, ScaledAny, ScaledWgmmaConfig, RowwiseMmaConfig,
+                 BlocksMmaConfig, PackedAny, PackedMmaConfig, PackedTilesConfig>;
 using ExpertsAlone = std::variant<GroupedRingConfig, GroupedWgmmaConfig>;
 
 template <class Config, class... Configs>
@@ -90,7 +108,7 @@ void for_each_kernel(const std::variant<Configs...>& /*list*/, F&& f) {
 template <class F>
 void for_each_kernel(F&& f) {
   for_each_kernel(Int4Kernels(), f), for_each_kernel(RowwiseKernels(), f), for_each_kernel(BlocksKernels(), f),
-      for_each_kernel(ScaledKernels(), f), for_each_kernel(TinygemmKernels(), f);
+      for_each_kernel(ScaledKernels(), f), for_each_kernel(PackedKernels(), f), for_each_kernel(TinygemmKernels(), f);
 }
 
 template <class Kernels>

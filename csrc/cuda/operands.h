@@ -59,7 +59,8 @@ void launch_planned(const char* op, const Kernels& kernel, const Problem& p, con
 
 // Whether the weight among a call's tensors is, for aoext.explain; the scales count where they have zero points beside them.
 inline bool is_weight_aligned(const Call& call) {
-  const Tensor &values = *call.named("weight"), *const zero_point = call.named("zero_point");
+  const Tensor& values = *call.named("weight");
+  const Tensor* const zero_point = call.problem.has_nested_scale ? nullptr : call.named("zero_point");
   return is_aligned(Weight{values, zero_point == nullptr ? values : *call.named("scale"), zero_point});
 }
 

@@ -68,7 +68,7 @@ BlockLinear block_linear(const LinearProblem& p) {
   raw.type = element(p.input), raw.weight_type = element(p.code), raw.output = element(p.output);
   raw.bias_type = element(p.bias);
   raw.block_n = p.block_n, raw.block_k = p.group_size, raw.block_scale_type = element(p.scale);
-  raw.experts = p.experts;
+  raw.experts = p.experts, raw.global_scales = p.global_scales;
   return raw;
 }
 

@@ -3,6 +3,7 @@
 
 #include "common/formats.h"
 #include "cuda/plan_blocks.h"
+#include "cuda/plan_packed.h"
 #include "cuda/plan_rowwise.h"
 #include "cuda/plan_scaled.h"
 #include "cuda/plan_tinygemm.h"
@@ -12,6 +13,7 @@ namespace aoext::cuda {
 // f(plan), for weight_only_linear and the seeds of int4.
 template <class F>
 auto with_weight_only_plan(const LinearProblem& p, const Device& device, bool aligned, F&& f) {
+  if (is_in_bytes(p.code)) return f(plan_packed(p, device, aligned));
   if (p.code == Code::int4) return f(plan_int4(p, device, aligned));
   return is_rowwise(p) ? f(plan_rowwise(p, device, aligned)) : f(plan_blocks(p, device, aligned));
 }
@@ -19,6 +21,7 @@ auto with_weight_only_plan(const LinearProblem& p, const Device& device, bool al
 // f(plan), for scaled_mm and its face by rows.
 template <class F>
 auto with_scaled_plan(const LinearProblem& p, const Device& device, bool aligned, F&& f) {
+  if (is_in_bytes(p.code)) return f(plan_packed(p, device, aligned));
   return is_rowwise(p) ? f(plan_rowwise(p, device, aligned)) : f(plan_scaled(p, device, aligned));
 }
 
@@ -27,6 +30,7 @@ template <class F>
 auto with_scaled_linear_plan(const LinearProblem& p, const Device& device, bool aligned, F&& f) {
   LinearProblem product = p;
   product.input = p.quantized;
+  if (is_in_bytes(p.code)) return f(plan_packed(product, device, aligned), product, false);
   if (is_rowwise(p)) {
     const RowwisePlan plan = plan_scaled_linear(p, device, aligned);
     return f(plan, plan.quantizes ? p : product, plan.quantizes);

@@ -2,6 +2,7 @@
 
 #include "common/sizes.h"
 #include "cuda/kernels/quantize_blockwise.h"
+#include "cuda/kernels/quantize_transposed.h"
 #include "cuda/operands.h"
 #include "generic/register.h"
 
@@ -23,19 +24,44 @@ Raw raw_of(const Tensor& x, const Tensor& values, const Tensor& scales, ScalarTy
   return raw;
 }
 
+// An input [M, K] as the kernel that reads by columns takes it: one that lies as [K, M], such as x.t().
+std::optional<QuantizeTransposed> transposed(const Tensor& input, const LinearProblem& p) {
+  if (input.dim() != 2 || input.stride(0) != 1 || input.size(0) < 2 || input.size(1) < 2) return std::nullopt;
+  QuantizeTransposed raw{};
+  raw.x = input.const_data_ptr(), raw.M = input.size(0), raw.K = input.size(1), raw.pitch = input.stride(1);
+  raw.block = p.input_group_size, raw.power_of_two = p.power_of_two;
+  raw.type = element(input.scalar_type()), raw.output = element(p.output);
+  if (raw.pitch < raw.M || !quantize_transposed_takes(raw)) return std::nullopt;
+  return raw;
+}
+
+std::tuple<Tensor, Tensor> quantize_columns(const Tensor& input, ScalarType dtype, QuantizeTransposed raw) {
+  const Launch launch(input);
+  const Tensor values = aten::empty(output_sizes(input, raw.K), dtype, input);
+  const Tensor scales = aten::empty(output_sizes(input, ceil_div(raw.K, raw.block)), ScalarType::Float, input);
+  OptionalTensor absmax;
+  if (raw.block >= raw.K) absmax = aten::zeros({raw.M}, ScalarType::Int, input);
+  raw.values = values.mutable_data_ptr(), raw.scales = static_cast<float*>(scales.mutable_data_ptr());
+  raw.absmax = static_cast<uint32_t*>(data_of(absmax));
+  check(launch_quantize_transposed(raw, launch.stream()), "quantize");
+  return {values, scales};
+}
+
 std::tuple<Tensor, Tensor> quantize(const Tensor& input, ScalarType dtype, const OptionalIntegers& block_size,
                                     bool power_of_two) {
   const LinearProblem p = check_quantize(input, dtype, block_size, power_of_two);
   if (!takes_one_pass(p.K, device_of(input))) return generic::quantize(input, dtype, block_size, power_of_two);
-  if (p.input_group_size < p.K || power_of_two) return quantize_blocks(input, dtype, p.input_group_size, power_of_two, 0);
-  const QuantizedRows rows = quantize_rows(input, dtype);
+  if (const auto raw = transposed(input, p)) return quantize_columns(input, dtype, *raw);
+  if (p.input_group_size < p.K) return quantize_blocks(input, dtype, p.input_group_size, power_of_two, 0);
+  const QuantizedRows rows = quantize_rows(input, dtype, {.power_of_two = power_of_two});
   return {rows.values, rows.scales};
 }
 
 Explanation explain_quantize(const Call& call) {
   const LinearProblem& p = call.problem;
   if (!takes_one_pass(p.K, device_of(call.tensor(0)))) return generic_explanation();
-  return {"cuda", p.input_group_size < p.K || p.power_of_two ? "quantize_blockwise" : "quantize_rowwise"};
+  if (transposed(call.tensor(0), p)) return {"cuda", "quantize_transposed"};
+  return {"cuda", p.input_group_size < p.K ? "quantize_blockwise" : "quantize_rowwise"};
 }
 
 }  // namespace
@@ -49,7 +75,7 @@ QuantizedRows quantize_rows(const Tensor& input, ScalarType dtype, const RowsFor
   OptionalTensor all_sums;
   const Tensor x = aten::contiguous(input);
   auto raw = raw_of<QuantizeRowwise>(x, values, scales, dtype);
-  raw.wide = form.wide;
+  raw.wide = form.wide, raw.power_of_two = form.power_of_two;
   if (form.sums.lines > 0 && quantize_rowwise_sums(raw)) {
     all_sums = workspace(M * form.sums.lines * kSumLine * kSumBytes, values);
     raw.sums = form.sums, raw.sums.sums = data_of(all_sums);

@@ -12,6 +12,7 @@ namespace aoext::cuda {
 struct RowsForm {
   bool wide = false;    // values as numbers of the input's 16 bits, which codes of 8 bits are exactly
   ChunkSums sums = {};  // of chunks of codes, if it has lines
+  bool power_of_two = false;
 };
 
 // As far as the kernel can: the type of `values` tells whether they are wide, sums are there or not.

@@ -1,4 +1,5 @@
 // Dynamic quantisation of the input and the scaled product on CUDA: at once where a kernel does both, or one after the other.
+#include "cuda/packed.h"
 #include "cuda/plans.h"
 #include "cuda/rowwise.h"
 #include "cuda/scaled.h"
@@ -22,6 +23,17 @@ OptionalTensor by_rows(const LinearProblem& p, const Operands& of) {
   return rowwise_by(plan, quantized(p), {rows.values, of.weight, &rows.scales, of.bias, of.offsets});
 }
 
+OptionalTensor by_packed(const LinearProblem& of_floats, const Operands& of) {
+  const LinearProblem p = quantized(of_floats);
+  if (is_generic(plan_packed(p, device_of(of.input), is_aligned(of.weight)).kernel)) return std::nullopt;
+  if (p.input_group_size == p.K) {
+    const QuantizedRows rows = quantize_rows(of.input, p.input);
+    return packed(p, {rows.values, of.weight, &rows.scales, of.bias, of.offsets});
+  }
+  const auto [values, scales] = quantize_blocks(of.input, p.input, p.input_group_size, p.power_of_two, 0);
+  return packed(p, {values, of.weight, &scales, of.bias, of.offsets});
+}
+
 OptionalTensor by_blocks(const LinearProblem& of_floats, const Operands& of) {
   const LinearProblem p = quantized(of_floats);
   const ScaledPlan plan = plan_scaled(p, device_of(of.input), is_aligned(of.weight));
@@ -42,8 +54,9 @@ Tensor product(const Tensor& input, const Tensor& weight, const Tensor& scale, i
   const LinearProblem p =
       check_scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
   const Operands of{input, {weight, scale, pointer_to(zero_point)}, nullptr, pointer_to(bias), pointer_to(offsets)};
+  if (p.experts > 0) generic::check_offsets("ao::scaled_linear", p, of);
   OptionalTensor y;
-  if (knows(Key::CUDA, p.code)) y = is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
+  if (knows(Key::CUDA, p.code)) y = is_in_bytes(p.code) ? by_packed(p, of) : is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
   if (y) return *y;
   return generic::scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
 }

@@ -1,4 +1,5 @@
 // Products of an input that is quantised already, on CUDA.
+#include "cuda/packed.h"
 #include "cuda/plans.h"
 #include "cuda/rowwise.h"
 #include "cuda/scaled.h"
@@ -10,6 +11,7 @@ namespace {
 
 // Null where no kernel of this folder serves.
 OptionalTensor scaled(const LinearProblem& p, const Operands& of) {
+  if (is_in_bytes(p.code)) return packed(p, of);
   if (is_rowwise(p)) return rowwise(p, of);
   const ScaledPlan plan = plan_scaled(p, device_of(of.input), is_aligned(of.weight));
   if (plan.is_generic()) return std::nullopt;

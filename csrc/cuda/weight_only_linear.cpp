@@ -1,5 +1,6 @@
 // Weight-only products on CUDA. Offsets of experts stay on the device, so calls go into a CUDA graph, whatever rows experts have
 // then.
+#include "cuda/packed.h"
 #include "cuda/plans.h"
 #include "cuda/rowwise.h"
 #include "generic/products.h"
@@ -53,6 +54,7 @@ OptionalTensor blocks(const LinearProblem& p, const Operands& of) {
 
 // Null where no kernel of this folder serves.
 OptionalTensor weight_only(const LinearProblem& p, const Operands& of) {
+  if (is_in_bytes(p.code)) return packed(p, of);
   if (p.code == Code::int4) return int4(p, of);
   return is_rowwise(p) ? rowwise(p, of) : blocks(p, of);
 }

@@ -39,10 +39,13 @@ std::string formats() {
   using Zero = Format::Zero;
   std::string lines;
   for (const Format& f : kFormats) {
-    const char* scales = f.scales == Scales::groups ? "groups" : "blocks";
+    const char* scales = f.scales == Scales::groups ? "groups" : f.scales == Scales::blocks ? "blocks" : "inside";
+    const Layout& layout = aoext::layout(f.code);
+    const std::string sizes =
+        std::to_string(layout.values) + " " + std::to_string(layout.bytes) + " " + std::to_string(layout.group);
     const char* zero = f.zero == Zero::none ? "none" : f.zero == Zero::added ? "added" : "subtracted";
-    lines += std::string(f.name) + " " + dtype_name(f.storage) + " " + std::to_string(f.codes_a_byte) + " " + scales + " " +
-             zero + (f.has_table ? " table\n" : " values\n");
+    lines += std::string(f.name) + " " + dtype_name(f.storage) + " " + sizes + " " + scales + " " + zero +
+             (f.has_table ? " table\n" : " values\n");
   }
   return lines;
 }

@@ -9,6 +9,7 @@
 namespace aoext::generic {
 
 using Pair = std::tuple<Tensor, Tensor>;
+using Triple = std::tuple<Tensor, Tensor, Tensor>;
 
 #define AOEXT_OPERATOR(name, result, parameters, c_parameters, schema) result name parameters;
 #include "operators.inc"

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/operands.h"
+#include "generic/nested_scales.h"
 #include "generic/register.h"
 
 namespace aoext::generic {
@@ -27,17 +28,22 @@ Tensor by_expert(const char* op, const LinearProblem& p, const Operands& operand
 // For each expert where its rows end, which the host waits for. RuntimeError where they are no ends.
 std::vector<int64_t> ends_of(const char* op, const Tensor& offsets, int64_t rows);
 
+// The same error before a device's own kernel takes offsets that it reads itself, where AOEXT_CHECK_OFFSETS=1 asks for it: the
+// host waits for them then, but in a graph that is captured, which is not checked.
+void check_offsets(const char* op, const LinearProblem& p, const Operands& operands);
+
 // The arguments of the block sizes that a problem has come from.
 inline Integers weight_block(const LinearProblem& p) { return {p.block_n, p.group_size}; }
 inline Integers input_block(const LinearProblem& p) { return {1, p.input_group_size}; }
 
 // The device's product, where its folder knows the format.
 template <Product kProduct>
-OptionalTensor own_product(const LinearProblem& p, const Operands& operands) {
+OptionalTensor own_product(const char* op, const LinearProblem& p, const Operands& operands) {
   if (format_of(p.code).folders != kAllFolders) {
     const std::optional<Key> key = key_of(operands.input);
     if (!key || !knows(*key, p.code)) return std::nullopt;
   }
+  if (p.experts > 0) check_offsets(op, p, operands);
   return kProduct(p, operands);
 }
 
@@ -47,12 +53,9 @@ Tensor weight_only_linear_by(const Tensor& input, const Tensor& weight, const Te
                              const OptionalTensor& table, const OptionalTensor& global_scale, const OptionalTensor& offsets) {
   const LinearProblem p =
       check_weight_only_linear(input, weight, scale, code, bias, block_size, zero_point, table, global_scale, offsets);
-  const Operands operands{input,
-                          {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)},
-                          nullptr,
-                          pointer_to(bias),
-                          pointer_to(offsets)};
-  const OptionalTensor y = own_product<kProduct>(p, operands);
+  const WithFloatScales w(p, {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)});
+  const Operands operands{input, w.weight, nullptr, pointer_to(bias), pointer_to(offsets)};
+  const OptionalTensor y = own_product<kProduct>("ao::weight_only_linear", p, operands);
   return y ? *y : weight_only_product(p, operands);
 }
 
@@ -78,7 +81,7 @@ Tensor scaled_mm_by(const Tensor& input, const Tensor& weight, const Tensor& inp
   const LinearProblem p =
       check_scaled_mm(input, weight, input_scale, scale, code, bias, input_block, block_size, zero_point, offsets, out_dtype);
   const Operands operands{input, {weight, scale, pointer_to(zero_point)}, &input_scale, pointer_to(bias), pointer_to(offsets)};
-  const OptionalTensor y = own_product<kProduct>(p, operands);
+  const OptionalTensor y = own_product<kProduct>("ao::scaled_mm", p, operands);
   return y ? *y : scaled_product(p, operands);
 }
 
@@ -87,7 +90,7 @@ Tensor scaled_mm_rowwise_by(const Tensor& input, const Tensor& weight, const Ten
                             const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
   const LinearProblem p = check_scaled_mm_rowwise(input, weight, input_scale, weight_scale, bias, out_dtype);
   const Operands operands{input, {weight, weight_scale}, &input_scale, pointer_to(bias)};
-  const OptionalTensor y = own_product<kProduct>(p, operands);
+  const OptionalTensor y = own_product<kProduct>("ao::scaled_mm_rowwise", p, operands);
   return y ? *y : scaled_product(p, operands);
 }
 
@@ -101,7 +104,7 @@ Tensor scaled_linear_by(const Tensor& input, const Tensor& weight, const Tensor&
   const auto [values, input_scale] = kQuantize(p, input, p.quantized);
   p.input = p.quantized;
   const Operands operands{values, {weight, scale, pointer_to(zero_point)}, &input_scale, pointer_to(bias), pointer_to(offsets)};
-  const OptionalTensor y = own_product<kProduct>(p, operands);
+  const OptionalTensor y = own_product<kProduct>("ao::scaled_linear", p, operands);
   return y ? *y : scaled_product(p, operands);
 }
 

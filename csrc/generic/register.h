@@ -3,6 +3,7 @@
 
 #include "common/explain.h"
 #include "common/library.h"
+#include "common/operands.h"
 #include "generic/generic.h"
 
 namespace aoext {
@@ -18,6 +19,14 @@ static_assert(1 << static_cast<int>(Key::CUDA) == kCuda && 1 << static_cast<int>
 // library fills this in while it is loaded. A device that a build leaves out keeps the generic kernel.
 template <auto* kGeneric>
 inline decltype(kGeneric) kernel_of[] = {kGeneric, kGeneric, kGeneric};
+
+// Whether what runs on a tensor's device now is captured into a graph, so that the host cannot wait for it; null where none are.
+using IsCaptured = bool (*)(const Tensor& t);
+inline IsCaptured is_captured_on[] = {nullptr, nullptr, nullptr};
+
+// Nested scales as floats of their shape (generic/nested_scales.h), by a device's own kernel; null where it has none.
+using FloatScales = OptionalTensor (*)(const LinearProblem& p, const Weight& w);
+inline FloatScales float_scales_on[] = {nullptr, nullptr, nullptr};
 
 // What explains the operator on a device, for aoext.explain; null where the device has no kernel of its own.
 Explain explain_of(Key key, const std::string& op);

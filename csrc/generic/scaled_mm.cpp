@@ -32,8 +32,8 @@ Tensor by_rows(const LinearProblem& p, const Operands& of) {
 }
 
 // Groups with zero points: y = Σ_g (scale_g · (s_x · Σ q_x·q) + zero_g · (s_x · Σ q_x)) + bias. Sums of int8 inside a group are
-// exact: |q_x·q| <= 2^10, so that float32 holds those of up to 2^14 elements. s_x meets them first: codes of float8 by scales
-// near float32's largest are beyond it.
+// exact: |q_x·q| <= 2^10 of codes of four bits, so that float32 holds those of up to 2^14 elements; 2^10 of them of seven bits.
+// s_x meets them first: codes of float8 by scales near float32's largest are beyond it.
 Tensor by_groups(const LinearProblem& p, const Operands& of) {
   Tensor y = aten::empty(output_sizes(of.input, p.N), p.output, of.input);
   const int64_t groups = p.K / p.group_size;

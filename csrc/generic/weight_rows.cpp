@@ -25,24 +25,57 @@ Tensor constant(int64_t value, ScalarType dtype, const Tensor& like) {
   return aten::scalar_like(static_cast<double>(value), dtype, like);
 }
 
-// The codes of each byte, [count, codes · bytes], the lowest k from the lowest bits. A signed code is moved to the byte's top
-// first, so that its own sign bit leads when it is shifted down.
-Tensor unpacked(const Tensor& packed, const Format& format) {
-  const int bits = 8 / format.codes_a_byte;
-  const auto shifted = [&](const char* op, const Tensor& t, int by) {
-    return by == 0 ? t : call(op, "Tensor", t, constant(by, format.storage, packed));
-  };
-  std::vector<Tensor> codes;
-  for (int low = 0; low < 8; low += bits) {
-    const Tensor at_top = shifted("aten::bitwise_left_shift", packed, 8 - bits - low);
-    codes.push_back(shifted("aten::bitwise_right_shift", at_top, 8 - bits));
+// Bits of n integers of each block, the last dimension of `blocks`, as uint8 [..., n].
+Tensor bits_of(const Tensor& blocks, const Bits& bits, int64_t n) {
+  const int64_t last = blocks.dim() - 1;
+  std::vector<Tensor> runs;
+  for (int i = 0; i < n; i += bits.run) {
+    Tensor run = aten::narrow(blocks, last, bits.byte_of(i), std::min<int64_t>(bits.run, n - i));
+    if (const int by = bits.shift_of(i); by > 0)
+      run = call("aten::bitwise_right_shift", "Tensor", run, constant(by, ScalarType::Byte, blocks));
+    if (bits.bits < 8) run = call("aten::bitwise_and", "Tensor", run, constant((1 << bits.bits) - 1, ScalarType::Byte, blocks));
+    runs.push_back(run);
   }
-  return call("aten::stack", "", codes, int64_t{-1});
+  return call("aten::cat", "", runs, last);
+}
+
+// n integers of each block as float32 [..., n].
+Tensor integers_of(const Tensor& blocks, const Integer& integer, int64_t n) {
+  Tensor stored = bits_of(blocks, integer.planes[0], n);
+  int low = integer.planes[0].bits;
+  for (const Bits& plane : {integer.planes[1], integer.planes[2]}) {
+    if (plane.bits == 0) continue;
+    const Tensor above =
+        call("aten::bitwise_left_shift", "Tensor", bits_of(blocks, plane, n), constant(low, ScalarType::Byte, blocks));
+    stored = call("aten::bitwise_or", "Tensor", stored, above);
+    low += plane.bits;
+  }
+  if (integer.middle == 0) return aten::to(stored, ScalarType::Float);
+  const Tensor middle = constant(integer.middle, ScalarType::Byte, blocks);
+  if (integer.is_signed) stored = call("aten::bitwise_xor", "Tensor", stored, middle);
+  return aten::subtract(aten::to(stored, ScalarType::Float), aten::to(middle, ScalarType::Float));
+}
+
+// A number for each group of each block, float32 [..., groups, 1].
+Tensor numbers_of(const Tensor& blocks, const GroupNumber& number, int64_t groups) {
+  const int64_t last = blocks.dim() - 1;
+  Tensor of_blocks =
+      aten::to(aten::view_as(aten::contiguous(aten::narrow(blocks, last, number.at, 2)), ScalarType::Half), ScalarType::Float);
+  if (number.has_factor()) of_blocks = aten::mul(of_blocks, integers_of(blocks, number.factor, groups));
+  if (number.is_taken_off) of_blocks = aten::mul(of_blocks, constant(-1, ScalarType::Float, blocks));
+  return aten::unsqueeze(of_blocks, last + 1);
 }
 
 Tensor looked_up(const Tensor& codes, const Tensor& table) {
   const Tensor flat = aten::to(aten::reshape(codes, {codes.numel()}), ScalarType::Int);
   return call("aten::index_select", "", table, int64_t{0}, flat);
+}
+
+// kIq4 in float32 on the device of `like`.
+Tensor iq4_table(const Tensor& like) {
+  std::vector<Tensor> values;
+  for (const int value : kIq4) values.push_back(constant(value, ScalarType::Float, like));
+  return aten::reshape(call("aten::stack", "", values, int64_t{0}), {16});
 }
 
 // Columns [first, first + count) of t [K/group_size, N] as float32 [count, K/group_size, 1].
@@ -54,6 +87,17 @@ Tensor rows_by_groups(const LinearProblem& p, const Weight& w, int64_t first, in
   const Tensor q = aten::reshape(codes_of(p, w, first, count), {count, p.K / p.group_size, p.group_size});
   const Tensor rows = aten::add(aten::mul(q, of_groups(w.scale, first, count)), of_groups(*w.zero_point, first, count));
   return aten::reshape(rows, {count, p.K});
+}
+
+// Rows of blocks that hold their scales.
+Tensor rows_by_own_scales(const LinearProblem& p, const Weight& w, int64_t first, int64_t count) {
+  const Layout& of = layout(p.code);
+  const int64_t blocks = p.K / of.values, groups = of.values / of.group;
+  const Tensor bytes = aten::narrow(w.values, 0, first, count);
+  const Tensor codes = aten::reshape(codes_of(p, w, first, count), {count, blocks, groups, of.group});
+  Tensor rows = aten::mul(codes, numbers_of(bytes, of.scale, groups));
+  if (of.zero_point.at >= 0) rows = aten::add(rows, numbers_of(bytes, of.zero_point, groups));
+  return aten::mul(aten::reshape(rows, {count, p.K}), aten::reshape(w.scale, {1, 1}));
 }
 
 Tensor rows_by_blocks(const LinearProblem& p, const Weight& w, int64_t first, int64_t count) {
@@ -79,15 +123,20 @@ Tensor spread(const Tensor& scales, int64_t block, int64_t length) {
 }
 
 Tensor codes_of(const LinearProblem& p, const Weight& w, int64_t first, int64_t count) {
-  const Format& format = format_of(p.code);
+  const Layout& of = layout(p.code);
   Tensor codes = aten::narrow(w.values, 0, first, count);
-  if (format.codes_a_byte > 1) codes = unpacked(codes, format);
-  if (format.has_table) codes = looked_up(codes, *w.table);
+  if (of.values > 1) {
+    if (dtype_of(codes) != ScalarType::Byte) codes = aten::view_as(codes, ScalarType::Byte);
+    codes = integers_of(of.bytes > 1 ? codes : aten::unsqueeze(codes, 2), of.code, of.values);
+  }
+  if (format_of(p.code).has_table) codes = looked_up(codes, *w.table);
+  if (of.looks_up) codes = looked_up(codes, iq4_table(codes));
   return aten::reshape(aten::to(codes, ScalarType::Float), {count, p.K});
 }
 
 Tensor dequantized_rows(const LinearProblem& p, const Weight& w, int64_t first, int64_t count) {
-  return is_by_groups(p.code) ? rows_by_groups(p, w, first, count) : rows_by_blocks(p, w, first, count);
+  if (is_by_groups(p.code)) return rows_by_groups(p, w, first, count);
+  return has_scales_inside(p.code) ? rows_by_own_scales(p, w, first, count) : rows_by_blocks(p, w, first, count);
 }
 
 Tensor dequantized(const LinearProblem& p, const Weight& w) {

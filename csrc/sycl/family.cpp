@@ -9,7 +9,7 @@
 namespace aoext::xpu {
 namespace {
 
-constexpr Code kCodes[] = {Code::int4, Code::int8, Code::e4m3, Code::e5m2, Code::lut4};
+constexpr Code kCodes[] = {Code::int4, Code::int8, Code::e4m3, Code::e5m2, Code::lut4, kPlanesCode};
 constexpr ScalarType kInputs[] = {ScalarType::BFloat16, ScalarType::Half,          ScalarType::Float,
                                   ScalarType::Char,     ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2};
 
@@ -19,6 +19,7 @@ const char* source_name(Source source) {
     case Source::int4_scaled_tile: return "int4_scaled_tile";
     case Source::rowwise_tile: return "rowwise_tile";
     case Source::blocks_tile: return "blocks_tile";
+    case Source::planes_tile: return "planes_tile";
     case Source::dequantize_blocks: return "dequantize_blocks";
     case Source::dequantize_int4: return "dequantize_int4";
     case Source::int4_correction: return "int4_correction";
@@ -41,10 +42,11 @@ const char* element_name(Element element) {
   return kNames[static_cast<int>(element)];
 }
 
-// The types of a tile's or a product's operands; tiles of int4 are called after it already.
+// The types of a tile's or a product's operands; tiles of int4 and of planes are called after them already.
 std::string types(const Family& f) {
   const std::string input = element_name(element(f.input));
-  const bool in_name = f.source == Source::int4_tile || f.source == Source::int4_scaled_tile;
+  if (f.source == Source::onednn && f.code == kPlanesCode) return input + "_" + input;  // a weight that was dequantised
+  const bool in_name = f.source == Source::int4_tile || f.source == Source::int4_scaled_tile || f.source == Source::planes_tile;
   return in_name ? input : element_name(element(f.code)) + ("_" + input);
 }
 
@@ -55,7 +57,7 @@ std::string kernel_name(const Family& tile) {
 
 }  // namespace
 
-bool is_tile(Source source) { return source <= Source::blocks_tile; }
+bool is_tile(Source source) { return source <= Source::planes_tile; }
 
 std::string image(const Family& f) {
   const std::string source = source_name(f.source);

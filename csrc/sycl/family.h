@@ -18,6 +18,7 @@ enum class Source {
   int4_scaled_tile,
   rowwise_tile,
   blocks_tile,
+  planes_tile,
   dequantize_blocks,
   dequantize_int4,
   int4_correction,
@@ -34,7 +35,7 @@ struct Family {
   Source source = {};
   Engine engine = Engine::lanes;
   Code code = {};         // of the weight, and
-  ScalarType input = {};  // of x: for tiles and oneDNN
+  ScalarType input = {};  // of x: for tiles and oneDNN. A tile for several codes or types of x is called by one (tiles.h)
   int rows = 0;           // of y that a work-group computes: for tiles
   int group = 0;          // what the lengths of groups are multiples of: for tiles, where scales belong to groups
 

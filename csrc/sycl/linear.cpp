@@ -26,13 +26,17 @@ void tile(sycl::queue& queue, const LinearProblem& p, const Plan& plan, const Te
   };
   const void *const scale = data_of(o.scale), *const zero_point = data_of(o.zero_point), *const bias = data_of(o.bias);
   const int K = static_cast<int>(p.K), group_size = static_cast<int>(p.group_size);
+  const int input_group_size = static_cast<int>(o.input_scale ? p.input_group_size : p.K);
   switch (plan.family.source) {
     case Source::int4_tile: return run(scale, zero_point, bias, p.M, p.N, K, group_size);
     case Source::int4_scaled_tile: return run(floats_of(o.input_scale), scale, zero_point, bias, p.M, p.N, K, group_size);
     case Source::rowwise_tile: return run(floats_of(o.input_scale), scale, bias, p.M, p.N, K);
+    case Source::planes_tile:
+      return run(scale, zero_point, floats_of(o.input_scale), bias, p.M, p.N, K, group_size, input_group_size, p.code,
+                 element(p.input));
     default:
-      return run(floats_of(o.table), scale, floats_of(o.global_scale), floats_of(o.input_scale), bias, p.M, p.N,
-                 static_cast<int>(p.block_n), K, group_size, static_cast<int>(o.input_scale ? p.input_group_size : p.K));
+      return run(floats_of(o.table), scale, floats_of(o.global_scale), static_cast<int>(p.global_scales),
+                 floats_of(o.input_scale), bias, p.M, p.N, static_cast<int>(p.block_n), K, group_size, input_group_size);
   }
 }
 

@@ -21,19 +21,25 @@ sycl::nd_range<2> any_range(const LinearProblem& p) {
 }  // namespace
 
 void linear_any(sycl::queue& queue, const LinearProblem& p, const Tensor& y, const Dense& o) {
-  static const Module &rows = module("linear_any.lanes", "linear_any"), &blocks = module("linear_any.lanes", "linear_any_blocks");
-  const bool by_blocks = tiles_of(p).source == Source::blocks_tile;
+  static const Module &rows = module("linear_any.lanes", "linear_any"), &blocks = module("linear_any.lanes", "linear_any_blocks"),
+                      &planes = module("linear_any.lanes", "linear_any_planes");
+  const Source source = tiles_of(p).source;
   const int K = static_cast<int>(p.K), group_size = static_cast<int>(p.group_size);
+  const int input_group_size = static_cast<int>(o.input_scale ? p.input_group_size : p.K);
   const auto run = [&](const Module& kernel, const auto&... arguments) {
     launch(queue, kernel, any_range(p), y.mutable_data_ptr(), o.input.const_data_ptr(), o.weight.const_data_ptr(),
-           ints_of(o.offsets), static_cast<int>(p.experts), arguments..., element(p.input), element(p.code), element(p.output),
-           element(p.scale), element(p.bias));
+           ints_of(o.offsets), static_cast<int>(p.experts), arguments..., element(p.output), element(p.scale), element(p.bias));
   };
-  if (by_blocks) {
-    run(blocks, floats_of(o.table), data_of(o.scale), data_of(o.zero_point), floats_of(o.global_scale), floats_of(o.input_scale),
-        data_of(o.bias), p.M, p.N, p.block_n, K, group_size, static_cast<int>(o.input_scale ? p.input_group_size : p.K));
+  if (source == Source::planes_tile) {
+    run(planes, data_of(o.scale), data_of(o.zero_point), floats_of(o.input_scale), data_of(o.bias), p.M, p.N, K, group_size,
+        input_group_size, p.code, element(p.input));
+  } else if (source == Source::blocks_tile) {
+    run(blocks, floats_of(o.table), data_of(o.scale), data_of(o.zero_point), floats_of(o.global_scale),
+        static_cast<int>(p.global_scales), floats_of(o.input_scale), data_of(o.bias), p.M, p.N, p.block_n, K, group_size,
+        input_group_size, element(p.input), element(p.code));
   } else {
-    run(rows, data_of(o.scale), data_of(o.zero_point), floats_of(o.input_scale), data_of(o.bias), p.M, p.N, K, group_size);
+    run(rows, data_of(o.scale), data_of(o.zero_point), floats_of(o.input_scale), data_of(o.bias), p.M, p.N, K, group_size,
+        element(p.input), element(p.code));
   }
 }
 

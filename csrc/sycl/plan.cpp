@@ -36,9 +36,12 @@ std::vector<Candidate> candidates(const LinearProblem& p, const Device& device) 
   std::vector<Candidate> all;
   if (p.experts == 0 && p.subtracts_zero_point && p.M > kMostAnyRows) return {{Algorithm::generic}};
   for (const Engine engine : {Engine::dpas, Engine::emulated, Engine::lanes}) all.push_back({Algorithm::tile, engine});
+  const bool of_planes = tiles_of(p).source == Source::planes_tile;
+  if (of_planes && p.M <= kAnyFirstOfPlanes) all.push_back({Algorithm::any});
   if (p.experts == 0 && has_product(p)) {  // of experts it would have the host wait for the offsets
     const bool matrix = device.engine != Engine::lanes && p.input != ScalarType::Float;
-    const int64_t tiles_first = matrix ? kTilesFirst.matrix : device.gpu ? kTilesFirst.lanes_of_gpu : kTilesFirst.lanes_of_cpu;
+    const TilesFirst& first = of_planes ? kTilesFirstOfPlanes : kTilesFirst;
+    const int64_t tiles_first = matrix ? first.matrix : device.gpu ? first.lanes_of_gpu : first.lanes_of_cpu;
     all.insert(p.M <= tiles_first ? all.end() : all.begin(), {Algorithm::onednn});
   }
   all.push_back({Algorithm::any});
@@ -53,7 +56,7 @@ std::string name(const Candidate& candidate, const LinearProblem& p) {
     case Algorithm::onednn: return "oneDNN";
     case Algorithm::tile: break;
   }
-  return image({tiles_of(p).source, candidate.engine, p.code, p.input});
+  return image(tiles_on(p, candidate.engine));
 }
 
 // Whether it serves; the plan is made then. f: what is forced of its fields.

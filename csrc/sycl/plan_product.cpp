@@ -1,8 +1,10 @@
-// Which of oneDNN's products serves: weight-only int4, and 8-bit weights with one scale a row.
+// Which of oneDNN's products serves: weight-only int4, 8-bit weights with one scale a row, and weights that are dequantised to
+// the input's type.
 #include <vector>
 
 #include "common/formats.h"
 #include "sycl/plan.h"
+#include "sycl/probes.h"
 #include "sycl/product.h"
 #include "sycl/tiles.h"
 
@@ -41,6 +43,11 @@ onednn::Matmul scaled_product(const LinearProblem& p, ScalarType scale) {
 std::vector<onednn::Matmul> products(const LinearProblem& p) {
   const onednn::Matmul int8_sums = unscaled(p, onednn::Type::s8, onednn::Type::s32);
   if (p.output == ScalarType::Int) return {int8_sums};
+  if (tiles_of(p).source == Source::planes_tile) {
+    onednn::Matmul m = unscaled(p, onednn_type(p.input), onednn_type(p.output));
+    m.bias = p.has_bias ? onednn_type(p.bias) : onednn::Type::none;
+    return {m};
+  }
   const auto with_scale = p.code == Code::int4 ? int4_product : scaled_product;
   std::vector<onednn::Matmul> all{with_scale(p, p.scale)};
   if (p.scale != ScalarType::Float) all.push_back(with_scale(p, ScalarType::Float));
@@ -58,6 +65,7 @@ bool takes(const LinearProblem& p, const Device& device) {
 
 bool has_product(const LinearProblem& p) {
   const Source source = tiles_of(p).source;
+  if (source == Source::planes_tile) return is_high_precision(p.input) && p.N * p.K <= kMostDequantized;
   return source == Source::int4_tile || source == Source::rowwise_tile;
 }
 
@@ -65,7 +73,10 @@ bool plan_product(Plan& plan, const LinearProblem& p, Asked& asked) {
   if (!has_product(p) || !takes(p, asked.device) || !runs(asked.device, Engine::lanes)) return false;
   for (const onednn::Matmul& m : products(p)) {
     if (asked.queue != nullptr && !onednn_has(*asked.queue, m)) continue;
-    if (!asked.serves({Source::onednn, Engine::lanes, p.code, p.input})) return false;
+    const bool dequantizes = tiles_of(p).source == Source::planes_tile;
+    if (!asked.serves({Source::onednn, Engine::lanes, dequantizes ? kPlanesCode : p.code, p.input})) return false;
+    // A probe of the product trusts what dequantises for it, which has a probe of its own.
+    if (dequantizes && !is_probing() && !asked.serves({Source::dequantize_blocks})) return false;
     plan.algorithm = Algorithm::onednn;
     plan.product = m;
     return true;

@@ -14,7 +14,8 @@ namespace {
 // Whether what shares a scale, of the weight and of an input of 8 bits, begins at multiples of so many k.
 bool fits(const LinearProblem& p, const Tiles& tiles, int group) {
   if (group == 0) return true;
-  const bool input_has_groups = tiles.source == Source::blocks_tile && !is_high_precision(p.input);
+  const bool by_groups = tiles.source == Source::blocks_tile || tiles.source == Source::planes_tile;
+  const bool input_has_groups = by_groups && !is_high_precision(p.input);
   return p.group_size % group == 0 && (!input_has_groups || p.input_group_size % group == 0) &&
          (group != tiles.long_group || !tiles.whole_blocks || p.K % kBlock == 0);
 }
@@ -41,7 +42,9 @@ bool is_arranged(const Family& tile, const Tiles& tiles) {
 
 Family chosen_tile(const LinearProblem& p, const Tiles& tiles, Engine engine) {
   const int group = fits(p, tiles, tiles.long_group) ? tiles.long_group : tiles.group;
-  return {tiles.source, engine, p.code, p.input, rows_for(rows_of_a_weight(p), engine), group};
+  Family tile = tiles_on(p, engine);
+  tile.rows = rows_for(rows_of_a_weight(p), engine), tile.group = group;
+  return tile;
 }
 
 Plan plan_of(const Family& tile, const LinearProblem& p, const Tiles& tiles, const Device& device) {
@@ -70,10 +73,21 @@ Plan forced_tile(const Forced& f, const LinearProblem& p, const Tiles& tiles, co
 const Tiles& tiles_of(const LinearProblem& p) {
   const bool has_row_scales = p.output == ScalarType::Int || is_rowwise(p);  // int8_mm has no scales at all
   const Source source = p.code == Code::int4 ? (is_high_precision(p.input) ? Source::int4_tile : Source::int4_scaled_tile)
-                        : has_row_scales     ? Source::rowwise_tile
-                                             : Source::blocks_tile;
+                        : (kPlanes & code_bit(p.code)) != 0 ? Source::planes_tile
+                        : has_row_scales                    ? Source::rowwise_tile
+                                                            : Source::blocks_tile;
   return *std::find_if(std::begin(kTiles), std::end(kTiles),
                        [&](const Tiles& tiles) { return tiles.source == source && tiles.has(p.code); });
+}
+
+// planes_tile's kernels are called by the type of their operation.
+Family tiles_on(const LinearProblem& p, Engine engine) {
+  const Source source = tiles_of(p).source;
+  if (source != Source::planes_tile) return {source, engine, p.code, p.input};
+  const ScalarType product = engine == Engine::lanes                ? ScalarType::Float
+                             : p.input == ScalarType::Float8_e4m3fn ? ScalarType::BFloat16
+                                                                    : p.input;
+  return {source, engine, kPlanesCode, product};
 }
 
 bool plan_tile(Plan& plan, const LinearProblem& p, Asked& asked, Engine engine, const Forced* f) {

@@ -52,6 +52,8 @@ double difference(const Tensor& result, const Tensor& expected) {
   return std::sqrt(error / (norm > 0 ? norm : 1));
 }
 
+constexpr ScalarType kTriedInputs[]{ScalarType::BFloat16, ScalarType::Half, ScalarType::Float, ScalarType::Char,
+                                    ScalarType::Float8_e4m3fn};
 constexpr ScalarType kEightBit[]{ScalarType::Char, ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2};
 
 // The products that a source is tried by: every number of rows by every length of groups, as far as the family serves them.
@@ -66,7 +68,7 @@ struct Products {
 constexpr int64_t kN = 72, kK = 512;
 
 const std::vector<Products>& products() {
-  static const std::vector<int64_t> few{1, 3, 8, 16, 40}, many{80}, int4_groups{128, 32};
+  static const std::vector<int64_t> few{1, 3, 8, 16, 40}, many{200}, int4_groups{128, 32};
   static const std::vector<Products> all{
       {Source::int4_tile, kInt4, few, int4_groups, 1, std::nullopt},
       {Source::int4_scaled_tile, kInt4, few, int4_groups, 1, ScalarType::BFloat16},
@@ -74,6 +76,7 @@ const std::vector<Products>& products() {
       {Source::blocks_tile, kEightBits | kTable, few, {16, 32, 128}, 3, ScalarType::BFloat16},
       {Source::onednn, kInt4, many, int4_groups, 1, std::nullopt},
       {Source::onednn, kEightBits, many, {kK}, 1, ScalarType::Float},
+      {Source::onednn, code_bit(kPlanesCode), many, {32}, 1, ScalarType::Half},
   };
   return all;
 }
@@ -82,9 +85,10 @@ LinearProblem problem(Code code, ScalarType input, ScalarType scale, int64_t M, 
                       int64_t group_size) {
   LinearProblem p{};
   p.code = code, p.scale = scale, p.group_size = group_size, p.block_n = block_n;
-  p.has_zero_point = code == Code::int4, p.has_global_scale = code == Code::lut4;
+  if (has_scales_inside(code)) p.scale = ScalarType::Float, p.group_size = layout(code).group;
+  p.has_zero_point = is_by_groups(code), p.global_scales = code == Code::lut4;
   p.M = M, p.N = N, p.K = K, p.input = input;
-  p.input_group_size = is_high_precision(input) ? 0 : code == Code::int4 ? K : group_size;
+  p.input_group_size = is_high_precision(input) ? 0 : is_by_groups(code) ? K : group_size;
   p.output = p.bias = is_high_precision(input) ? input : ScalarType::Float, p.has_bias = true;
   return p;
 }
@@ -97,7 +101,27 @@ bool takes(sycl::queue& queue, const Family& family, const LinearProblem& p) {
 
 LinearProblem with_experts(LinearProblem p, int64_t experts) {
   p.experts = experts;
+  if (p.global_scales > 0) p.global_scales = experts;
   return p;
+}
+
+// Every code of the planes' tiles, by one after another of the inputs that the family takes.
+void add_planes(std::vector<Trial>& trials, Draw& draw, sycl::queue& queue, const Family& family) {
+  size_t next = 0;
+  for (const Format& format : kFormats) {
+    if ((kPlanes & code_bit(format.code)) == 0) continue;
+    const auto of = [&](ScalarType input) {
+      return problem(format.code, input, ScalarType::Half, family.rows, kN, kK, 1, family.group);
+    };
+    for (size_t tries = 0; tries < std::size(kTriedInputs); ++tries) {
+      const LinearProblem p = of(kTriedInputs[next++ % std::size(kTriedInputs)]);
+      if (!takes(queue, family, p)) continue;
+      trials.push_back(product_trial(draw, p));
+      const LinearProblem of_experts = with_experts(p, 2);
+      if (takes(queue, family, of_experts)) trials.push_back(product_trial(draw, of_experts));
+      break;
+    }
+  }
 }
 
 void add_products(std::vector<Trial>& trials, Draw& draw, sycl::queue& queue, const Family& family) {
@@ -133,6 +157,9 @@ std::vector<LinearProblem> any_problems() {
     all.push_back(problem(Code::lut4, ScalarType::Float, scale, M, N, K, block_n, block_k));
   all.push_back(problem(Code::int8, ScalarType::Float, ScalarType::BFloat16, M, N, K, block_n, block_k));
   all.back().subtracts_zero_point = true;
+  for (const Format& format : kFormats)
+    if ((kPlanes & code_bit(format.code)) != 0)
+      all.push_back(problem(format.code, ScalarType::Float, ScalarType::Half, M, N, 768, 1, 12));
   return all;
 }
 
@@ -178,6 +205,7 @@ std::vector<Trial> trials_of(sycl::queue& queue, const Family& family) {
       for (const int64_t inner_k_tiles : {2, 4, 8})
         for (const int64_t M : {1, 3, 9}) trials.push_back(int4pack_trial(draw, M, inner_k_tiles));
       break;
+    case Source::planes_tile: add_planes(trials, draw, queue, family); break;
     default: add_products(trials, draw, queue, family);
   }
   return trials;

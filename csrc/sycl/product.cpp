@@ -1,8 +1,10 @@
 #include "sycl/product.h"
 
 #include "common/sizes.h"
+#include "sycl/dequantize.h"
 #include "sycl/int4_correction.h"
 #include "sycl/launch.h"
+#include "sycl/tiles.h"
 
 namespace aoext::xpu {
 namespace {
@@ -41,6 +43,21 @@ void int4_product(sycl::queue& queue, const LinearProblem& p, const onednn::Matm
   arguments.scale = (product.scale == onednn_type(p.scale) ? *o.scale : zeros.scale).const_data_ptr();
   arguments.zero_point = zeros.integers.const_data_ptr();
   arguments.addend = correction.const_data_ptr();
+  arguments.bias = data_of(o.bias);
+  arguments.output = y.mutable_data_ptr();
+  multiply(queue, product, arguments, y);
+}
+
+// By a weight that is dequantised to the input's type.
+void dequantized_product(sycl::queue& queue, const LinearProblem& p, const onednn::Matmul& product, const Tensor& y,
+                         const Dense& o) {
+  const Tensor weight = aten::empty({p.N, p.K}, p.input, y);
+  LinearProblem of_weight = p;
+  of_weight.output = p.input;
+  dequantize_planes(queue, of_weight, o.weight, *o.scale, o.zero_point, weight);
+  onednn::Arguments arguments;
+  arguments.input = o.input.const_data_ptr();
+  arguments.weight = weight.const_data_ptr();
   arguments.bias = data_of(o.bias);
   arguments.output = y.mutable_data_ptr();
   multiply(queue, product, arguments, y);
@@ -91,7 +108,8 @@ onednn::Type onednn_type(ScalarType dtype) {
 bool onednn_has(sycl::queue& queue, const onednn::Matmul& product) { return !onednn::implementation(queue, product).empty(); }
 
 void product(sycl::queue& queue, const LinearProblem& p, const onednn::Matmul& product, const Tensor& y, const Dense& o) {
-  (p.code == Code::int4 ? int4_product : rowwise_product)(queue, p, product, y, o);
+  const bool of_planes = tiles_of(p).source == Source::planes_tile;
+  (of_planes ? dequantized_product : p.code == Code::int4 ? int4_product : rowwise_product)(queue, p, product, y, o);
 }
 
 }  // namespace aoext::xpu

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "common/portability.h"
+#include "generic/register.h"
 
 namespace aoext::xpu {
 namespace {
@@ -18,6 +19,9 @@ sycl::queue* stream(int32_t device) {
   return static_cast<sycl::queue*>(queue);
 }
 
+bool is_captured(const Tensor& t) { return is_recording(current_queue(t)); }
+[[maybe_unused]] const auto captures = is_captured_on[static_cast<int>(Key::XPU)] = &is_captured;
+
 }  // namespace
 
 sycl::queue& current_queue(const Tensor& t) {
@@ -25,6 +29,10 @@ sycl::queue& current_queue(const Tensor& t) {
   if (queue == nullptr)
     throw std::runtime_error("aoext: PyTorch gave no SYCL queue for xpu:" + std::to_string(t.get_device_index()));
   return *queue;
+}
+
+bool is_recording(const sycl::queue& queue) {
+  return queue.ext_oneapi_get_state() == sycl::ext::oneapi::experimental::queue_state::recording;
 }
 
 int32_t device_index(const sycl::queue& queue) {

@@ -10,6 +10,9 @@ namespace aoext::xpu {
 // The current stream of the device that holds `t`. Raises RuntimeError where this PyTorch has no XPU.
 sycl::queue& current_queue(const Tensor& t);
 
+// Whether what goes to the queue becomes part of a graph.
+bool is_recording(const sycl::queue& queue);
+
 // PyTorch's index of the device that a queue of its runs on.
 int32_t device_index(const sycl::queue& queue);
 

@@ -29,10 +29,6 @@ bool is_checked_here(const Device& device) {
   return wish == Where::all || (wish == Where::gpu && device.gpu);
 }
 
-bool is_recording(const sycl::queue& queue) {
-  return queue.ext_oneapi_get_state() == sycl::ext::oneapi::experimental::queue_state::recording;
-}
-
 struct Verdicts {
   std::mutex mutex;
   std::map<std::pair<const Device*, Family>, std::string> known;  // empty where right

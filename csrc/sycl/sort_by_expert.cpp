@@ -18,21 +18,22 @@ bool sort_serves(sycl::queue& queue, const LinearProblem& p) {
   return p.M * (p.experts + 1) <= kMostComparisons && serves(queue, Source::sort_by_expert);
 }
 
-std::tuple<Tensor, Tensor> sort_by_expert(const Tensor& expert, int64_t experts) {
+generic::Triple sort_by_expert(const Tensor& expert, int64_t experts) {
   const LinearProblem p = check_sort_by_expert(expert, experts);
   sycl::queue& queue = current_queue(expert);
   if (!sort_serves(queue, p)) return generic::sort_by_expert(expert, experts);
   static const Module &of_int32 = module("sort_by_expert.lanes", "sort_by_expert_int32"),
                       &of_int64 = module("sort_by_expert.lanes", "sort_by_expert_int64");
-  const Tensor order = aten::empty({p.M}, ScalarType::Long, expert), offsets = aten::empty({experts}, ScalarType::Int, expert);
+  const Tensor order = aten::empty({p.M}, ScalarType::Long, expert), place = aten::empty({p.M}, ScalarType::Long, expert),
+               offsets = aten::empty({experts}, ScalarType::Int, expert);
   const Tensor ids = aten::contiguous(expert);
   const int64_t sub_groups = experts + 1, in_a_work_group = std::min(sub_groups, kSubGroups);
   const auto width = static_cast<size_t>(in_a_work_group * kLanes);
   launch(queue, p.input == ScalarType::Int ? of_int32 : of_int64,
          sycl::nd_range<2>({1, static_cast<size_t>(ceil_div(sub_groups, in_a_work_group)) * width}, {1, width}),
-         order.mutable_data_ptr(), offsets.mutable_data_ptr(), ids.const_data_ptr(), static_cast<int>(p.M),
-         static_cast<int>(experts));
-  return {order, offsets};
+         order.mutable_data_ptr(), place.mutable_data_ptr(), offsets.mutable_data_ptr(), ids.const_data_ptr(),
+         static_cast<int>(p.M), static_cast<int>(experts));
+  return {order, place, offsets};
 }
 
 Explanation explain_sort(const Call& call) {

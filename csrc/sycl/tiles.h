@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "common/formats.h"
 #include "common/sizes.h"
 #include "sycl/family.h"
 #include "sycl/kernels/shape.h"
@@ -21,6 +22,12 @@ struct TilesFirst {
   int64_t matrix, lanes_of_gpu, lanes_of_cpu;
 };
 constexpr TilesFirst kTilesFirst{64, 8, 1};
+
+// The same where oneDNN multiplies by a weight that is dequantised for it, which writes and reads it once more; up to how many
+// rows the kernel for every size is tried before that; and the most elements of a weight that this is done with.
+constexpr TilesFirst kTilesFirstOfPlanes{128, 16, 64};
+constexpr int64_t kAnyFirstOfPlanes = 4;
+constexpr int64_t kMostDequantized = int64_t{1} << 27;
 
 enum class Arranges { no, long_groups, always };  // which kernels for kArrangedRows and more read x as arrange_input leaves it
 
@@ -44,6 +51,12 @@ constexpr int64_t kMostDivided = std::numeric_limits<int>::max();  // columns th
 constexpr unsigned code_bit(Code code) { return 1U << static_cast<int>(code); }
 constexpr unsigned kInt4 = code_bit(Code::int4), kTable = code_bit(Code::lut4);
 constexpr unsigned kEightBits = code_bit(Code::int8) | code_bit(Code::e4m3) | code_bit(Code::e5m2);
+constexpr unsigned kPlanes = [] {
+  unsigned codes = 0;
+  for (const Format& format : kFormats)
+    if (format.scales != Format::Scales::blocks && format.code != Code::int4) codes |= code_bit(format.code);
+  return codes;
+}();
 
 constexpr Tiles kTiles[] = {
     {Source::int4_tile, kInt4, kStep, kBlock, false, Arranges::always, 0, kMostElements},
@@ -51,9 +64,16 @@ constexpr Tiles kTiles[] = {
     {Source::rowwise_tile, kEightBits, 0, 0, false, Arranges::no, 0, kMostElements},
     {Source::blocks_tile, kEightBits, kStep, kBlock, true, Arranges::no, 0, kMostDivided},
     {Source::blocks_tile, kTable, kStep / 2, kStep, true, Arranges::long_groups, kProductColumns, kMostDivided},
+    {Source::planes_tile, kPlanes, kStep / 2, kStep, false, Arranges::no, 0, kMostElements},
 };
 
+// The one that stands for all codes of planes_tile, whose kernels take a code as an argument.
+constexpr Code kPlanesCode = Code::int2;
+
 const Tiles& tiles_of(const LinearProblem& p);
+
+// The tiles of a problem on an engine, of any size.
+Family tiles_on(const LinearProblem& p, Engine engine);
 
 // Tiles of rows in a launch. The host does not know how many rows each expert has: as many tiles as there may be, since those of
 // each, and the rows behind the last offset, begin with a tile.

@@ -1,5 +1,7 @@
 #include "sycl/trials.h"
 
+#include <utility>
+
 #include "common/describe.h"
 #include "common/formats.h"
 #include "common/sizes.h"
@@ -29,18 +31,20 @@ struct Drawn {
 Drawn weight_of(Draw& draw, const LinearProblem& p) {
   const Format& format = format_of(p.code);
   Drawn w;
-  const Tensor bytes = draw.bytes(for_experts(p, {p.N, p.K / format.codes_a_byte}));
+  const std::vector<int64_t> stored = for_experts(p, {p.N, p.K / layout(p.code).values});
   w.values =
-      format.codes_a_byte > 1 ? aten::view_as(bytes, format.storage) : draw.eight_bit(for_experts(p, {p.N, p.K}), format.storage);
-  const bool by_groups = format.scales == Format::Scales::groups;
-  using Two = std::vector<int64_t>;
-  const Two sizes =
-      for_experts(p, by_groups ? Two{p.K / p.group_size, p.N} : Two{ceil_div(p.N, p.block_n), ceil_div(p.K, p.group_size)});
+      is_packed(p.code) ? aten::view_as(draw.blocks(stored, p.code), format.storage) : draw.eight_bit(stored, format.storage);
+  using Sizes = std::vector<int64_t>;
+  const bool by_blocks = format.scales == Format::Scales::blocks;
+  const Sizes sizes = for_experts(p, is_by_groups(p.code) ? Sizes{p.K / p.group_size, p.N}
+                                     : by_blocks          ? Sizes{ceil_div(p.N, p.block_n), ceil_div(p.K, p.group_size)}
+                                                          : Sizes{1});
   w.scale = draw.positive(sizes, p.scale);
-  if (!by_groups) w.block = Integers{p.block_n, p.group_size};
+  if (by_blocks) w.block = Integers{p.block_n, p.group_size};
   if (format.zero == Format::Zero::added) w.zero_point = draw.normal(sizes, p.scale);
   if (p.subtracts_zero_point) w.zero_point = draw.bytes(sizes);
-  if (format.has_table) w.table = draw.normal({16}, ScalarType::Float), w.global_scale = draw.positive({1}, ScalarType::Float);
+  if (format.has_table)
+    w.table = draw.normal({16}, ScalarType::Float), w.global_scale = draw.positive({p.global_scales}, ScalarType::Float);
   return w;
 }
 
@@ -79,6 +83,19 @@ Tensor Draw::positive(const std::vector<int64_t>& sizes, ScalarType dtype) {
 Tensor Draw::bytes(const std::vector<int64_t>& sizes) {
   std::uniform_int_distribution<int> values(-128, 127);
   return fill<int8_t>(sizes, ScalarType::Char, ScalarType::Char, [&] { return static_cast<int8_t>(values(generator_)); });
+}
+
+Tensor Draw::blocks(std::vector<int64_t> sizes, Code code) {
+  const Layout& of = layout(code);
+  if (of.bytes > 1) sizes.push_back(of.bytes);
+  std::uniform_int_distribution<int> values(-128, 127);
+  int byte = 0;
+  return fill<int8_t>(sizes, ScalarType::Char, ScalarType::Char, [&] {
+    const int at = std::exchange(byte, (byte + 1) % of.bytes), value = values(generator_);
+    for (const GroupNumber& number : {of.scale, of.zero_point})
+      if (number.at >= 0 && at == number.at + 1) return static_cast<int8_t>(value < 0 ? 0x24 : 0x2a);  // the exponent
+    return static_cast<int8_t>(value);
+  });
 }
 
 Tensor Draw::ends(int64_t experts, int64_t last) {
@@ -139,15 +156,16 @@ Trial dequantize_trial(Draw& draw, const LinearProblem& p) {
 
 std::vector<Trial> sort_trials(Draw& draw, ScalarType dtype, int64_t pairs, int64_t experts) {
   const Tensor ids = aten::to(draw.bytes({pairs}), dtype);  // some of no expert
-  const auto run = [=] { return call2("ao::sort_by_expert", "", ids, experts); };
+  const auto run = [=] { return call_all<3>("ao::sort_by_expert", "", ids, experts); };
   const std::string what = "sort_by_expert with " + std::to_string(experts) + " experts";
   return {{what + ": order", [=] { return std::get<0>(run()); }, Exact::yes},
-          {what + ": offsets", [=] { return std::get<1>(run()); }, Exact::yes}};
+          {what + ": place", [=] { return std::get<1>(run()); }, Exact::yes},
+          {what + ": offsets", [=] { return std::get<2>(run()); }, Exact::yes}};
 }
 
 std::vector<Trial> quantize_trials(Draw& draw, ScalarType dtype, int64_t K, const OptionalIntegers& block, bool power_of_two) {
   const Tensor x = draw.normal({9, K}, ScalarType::Float);
-  const auto run = [=] { return call2("ao::quantize", "", x, dtype, block, power_of_two); };
+  const auto run = [=] { return call_all<2>("ao::quantize", "", x, dtype, block, power_of_two); };
   const std::string what = std::string("quantize to ") + dtype_name(dtype) + " with K = " + std::to_string(K) +
                            (block ? " by blocks" : "") + (power_of_two ? ", powers of two" : "");
   return {{what + ": values", [=] { return std::get<0>(run()); }, Exact::yes},

@@ -30,7 +30,8 @@ class Draw {
   Tensor normal(const std::vector<int64_t>& sizes, ScalarType dtype);
   Tensor positive(const std::vector<int64_t>& sizes, ScalarType dtype);  // 0.01 to 0.1; of e8m0 around a quarter
   Tensor bytes(const std::vector<int64_t>& sizes);
-  Tensor ends(int64_t experts, int64_t last);  // offsets, the last one given; not all experts have rows
+  Tensor blocks(std::vector<int64_t> sizes, Code code);  // of bytes; the float16 in them are 0.01 to 0.1
+  Tensor ends(int64_t experts, int64_t last);            // offsets, the last one given; not all experts have rows
   Tensor eight_bit(const std::vector<int64_t>& sizes, ScalarType dtype);
 
  private:

@@ -20,7 +20,7 @@ ERROR_BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, t
 ERROR_FLOOR = {torch.bfloat16: 2.0**-120, torch.float16: 2.0**-24, torch.float32: 2.0**-136}
 
 # A row of fewer columns may be one sum that cancels, of which no float32 sum keeps more: to its bound comes
-# so much of the same row of Σ|x·w|.
+# so much of the same row of Σ|x·w|, scaled codes and zero points of w each for themselves.
 FEW_COLUMNS = 8
 ERROR_OF_SUMS = 2.0**-20
 

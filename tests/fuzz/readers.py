@@ -89,6 +89,8 @@ CHECKPOINTS: list[Made] = [
     ({**FP8, "weight_block_size": [16, 48], "scale_fmt": None}, _plain(lambda: pack.fp8(N, K, (16, 48)))),
     ({**FP8, "quant_method": "mxfp8"}, _plain(lambda: pack.fp8(N, K, (1, 32), "bytes"))),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, _plain(lambda: pack.nvfp4(N, K))),
+    ({"quant_method": "gemma", "num_bits": 2}, _plain(lambda: pack.gemma(N, K, 2, embedding=True))),
+    ({"quant_method": "gemma", "module_quant_configs": {"a|q": {}}}, _plain(lambda: pack.gemma(N, K, 4))),
     (
         {"quant_method": "modelopt", "quantization": {"quant_algo": "MIXED_PRECISION"}}
         | {"quantized_layers": {LAYER: {"quant_algo": "FP8"}}},

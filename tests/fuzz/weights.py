@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn.functional import embedding, linear
 from aoext.reference import assert_close
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.flat import Flat
-from formats import FORMATS, GROUP_SIZE, HIGH_PRECISION, meaning, product
+from formats import FORMATS, GROUP_SIZE, HIGH_PRECISION, columns_step, meaning, product
 from fuzz.draws import Answer, Draw, refusal
 
 REFUSALS = (NotImplementedError, ValueError, RuntimeError, IndexError, TypeError)
@@ -82,7 +83,8 @@ def draw_step(draw: Draw, shape: list[int]) -> Step:
 
 def weight_steps(draw: Draw) -> tuple[str, Callable[[], Answer]]:
     format, dtype = draw.choice(list(FORMATS)), draw.choice(HIGH_PRECISION)
-    N, K = draw.choice([1, 5, 16, 32, 48]), GROUP_SIZE * draw.choice([1, 2, 3, 6])
+    step = math.lcm(GROUP_SIZE, columns_step(format))
+    N, K = draw.choice([1, 5, 16, 32, 48]), step * draw.choice([1, 2, 3, 6])
     plain = torch.randn(N, K, generator=draw.generator()).to(dtype)
     weight: Any = FORMATS[format](plain)
     words = [f"{format} {dtype} [{N}, {K}]"]

@@ -46,7 +46,7 @@ std::vector<fs::path> modules_in(const fs::path& folder) {
   return modules;
 }
 
-// All that an image is made of: the compiler, the options, the source and the headers beside it.
+// All that an image is made of: the compiler, the options, the source, the headers beside it and those shared with the host.
 std::string ingredients(const fs::path& source, const std::vector<std::string>& options) {
   Dl_info runtime{};
   dladdr(reinterpret_cast<const void*>(&sycl::device::get_devices), &runtime);
@@ -57,6 +57,7 @@ std::string ingredients(const fs::path& source, const std::vector<std::string>& 
   std::set<fs::path> files{source};
   for (const auto& entry : fs::directory_iterator(source.parent_path()))
     if (entry.path().extension() == ".h") files.insert(entry.path());
+  for (const char* const shared : {"element.h", "layout.h"}) files.insert(source.parent_path() / "../../common" / shared);
   for (const fs::path& file : files) {
     const std::string content = read(file);
     all << file.filename() << " " << content.size() << " " << std::hash<std::string>()(content) << "\n";

@@ -6,6 +6,8 @@
 namespace aoext::cpu {
 namespace {
 
+inline float half_at(const void* p) { return _cvtsh_ss(load<uint16_t>(p)); }
+
 // 16 halves as floats.
 void widen(__m256i halves, F32* out);
 
@@ -35,6 +37,10 @@ inline void unpack_nibbles(const uint8_t* packed, int8_t (&q)[32]) {
   const __m128i odd = _mm_shuffle_epi8(values, _mm_and_si128(_mm_srli_epi16(bytes, 4), low));
   store(q, _mm_unpacklo_epi8(even, odd));
   store(q + 16, _mm_unpackhi_epi8(even, odd));
+}
+
+inline Bytes32 look_up_bytes(const signed char (&table)[16], Bytes32 codes) {
+  return (Bytes32)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(table)), (__m256i)codes);
 }
 
 }  // namespace

@@ -12,13 +12,28 @@
 #include "cpu/kernels/gemv_i8_avx512.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_avx512.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_staged.inc.h"
+#include "cpu/kernels/gemv_row_avx512.inc.h"
 #include "cpu/kernels/limb_sums_avx512.inc.h"
+#include "cpu/kernels/products_of_codes_vnni.inc.h"
 #include "cpu/kernels/segments_avx512.inc.h"
 
 namespace aoext::cpu {
+namespace {
+
+// AMX has none of its own.
+void add_products_of_codes_in_planes(Kernels& all) {
+  all.gemv_row_limb = &kGemvRow<kOneInt8Limb>;
+  all.gemv_row_limbs2 = &kGemvRow<kTwoInt8Limbs>;
+  all.gemv_row_limbs3 = &kGemvRow<kThreeInt8Limbs>;
+  all.gemv_planes_limb = &kGemvPlanes<kOneInt8Limb>;
+  all.gemv_planes_limbs2 = &kGemvPlanes<kTwoInt8Limbs>;
+  all.gemv_planes_limbs3 = &kGemvPlanes<kThreeInt8Limbs>;
+}
+
+}  // namespace
 
 const Kernels& kernels_avx512() {
-  static constexpr Kernels table = [] {
+  static const Kernels table = [] {
     Kernels all = table_of_all(&kGemmI8);
     all.gemm_bf16 = &kGemmBf16;
     all.gemm_bf16_limbs = &kGemmBf16Limbs;
@@ -42,18 +57,22 @@ const Kernels& kernels_avx512() {
     all.gemm_segments_bf16 = &segments::kGemmSegmentsBf16;
     all.gemv_limb = &kGemvLimbs<kOneInt8Limb, kIntoFirstCache>;
     all.gemv_limb_staged = &kGemvLimbsStaged<kOneInt8Limb>;
+    add_products_of_codes_in_planes(all);
     return of_library(all);
   }();
   return table;
 }
 
 const Kernels& kernels_avx512_beside_amx() {
-  static constexpr Kernels table = [] {
+  static const Kernels table = [] {
     Kernels all = table_of_all(nullptr);
+    all.gemm_8bit_groups = &kGemm8BitGroups;
+    all.gemm_8bit_groups_limbs = &kGemm8BitGroupsLimbs;
     all.gemv_i8 = &kGemvI8;
     all.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
     all.gemm_segments_i8 = &segments::kGemmSegmentsI8;
     all.gemm_segments_bf16 = &segments::kGemmSegmentsBf16;
+    add_products_of_codes_in_planes(all);
     return of_library(all);
   }();
   return table;

@@ -2,6 +2,7 @@
 #include "cpu/kernels/vectors_avx2.inc.h"
 
 #include "cpu/kernels/limb_sums_avxvnni.inc.h"
+#include "cpu/kernels/products_of_codes_vnni.inc.h"
 #include "cpu/kernels/segments_vnni.inc.h"
 #include "cpu/kernels/table_avx2.inc.h"
 

@@ -88,6 +88,15 @@ inline void rows_to_columns(Element from, const void* const* rows, int64_t n, fl
   });
 }
 
+// Products for all codes first, so that no compiler makes one operation of two.
+inline void float_scales(const uint8_t* __restrict codes, const float* __restrict table, float factor, float offset, int64_t n,
+                         float* __restrict out) {
+  constexpr int kCodes = 256;
+  float products[kCodes];
+  for (int c = 0; c < kCodes; ++c) products[c] = table[c] * factor;
+  for (int64_t i = 0; i < n; ++i) out[i] = products[codes[i]] + offset;
+}
+
 inline void zero_point_terms(Element scale, const void* const* scales, const void* const* zero_points, int64_t groups,
                              float* out) {
   transpose_rows(groups, out, [&](int64_t row, int64_t g, int64_t count, float* values) {

@@ -4,7 +4,9 @@
 #include "cpu/kernels/products_i8_dotprod.inc.h"
 #include "cpu/kernels/table_neon.inc.h"
 
+#include "cpu/kernels/gemv_planes.inc.h"
 #include "cpu/kernels/limb_sums_dotprod.inc.h"
+#include "cpu/kernels/products_of_codes_dotprod.inc.h"
 
 namespace aoext::cpu {
 namespace {
@@ -22,6 +24,9 @@ const Kernels& kernels_dotprod() {
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs>;
     all.gemv_e2m1_limbs2 = &kGemvLimbs<kTwoInt8Limbs, DoubledE2m1>;
     all.gemv_e2m1_limbs3 = &kGemvLimbs<kThreeInt8Limbs, DoubledE2m1>;
+    all.gemv_planes_limb = &kGemvPlanes<kOneInt8Limb>;
+    all.gemv_planes_limbs2 = &kGemvPlanes<kTwoInt8Limbs>;
+    all.gemv_planes_limbs3 = &kGemvPlanes<kThreeInt8Limbs>;
     return of_library(all);
   }();
   return table;

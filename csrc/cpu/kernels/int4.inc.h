@@ -43,12 +43,10 @@ inline void dequantize_int4_as(const Int4Row& row, int64_t begin, int64_t n, T* 
   }
 }
 
-constexpr float kWideZeroPoint = 8;  // scales: the smallest q is −8
-
-inline bool has_wide_zero_points(const float* scale, const float* zero_point, int64_t groups) {
+inline bool has_wide_zero_points(const float* scale, const float* zero_point, float reach, int64_t groups) {
   F32 widest = {};
   for (int64_t i = 0; i < groups * kPanel; i += kFloats) {
-    const F32 beyond = magnitude(load<F32>(zero_point + i)) - kWideZeroPoint * magnitude(load<F32>(scale + i));
+    const F32 beyond = magnitude(load<F32>(zero_point + i)) - reach * magnitude(load<F32>(scale + i));
     widest = beyond > widest ? beyond : widest;
   }
   bool wide = false;
@@ -56,11 +54,11 @@ inline bool has_wide_zero_points(const float* scale, const float* zero_point, in
   return wide;
 }
 
-// The weights' part is 16 |scale| − |zero_point|, or nothing: the closer to 8 scales, the closer to 0 is a weight that must not
-// grow.
-inline void split_zero_points(const float* scale, float* zero_point, int64_t groups, float* beside) {
+// The weights' part is 2 reach |scale| − |zero_point|, or nothing: the closer to `reach` scales, the closer to 0 is a weight that
+// must not grow.
+inline void split_zero_points(const float* scale, float* zero_point, float reach, int64_t groups, float* beside) {
   for (int64_t i = 0; i < groups * kPanel; i += kFloats) {
-    const F32 zero = load<F32>(zero_point + i), size = magnitude(zero), most = kWideZeroPoint * magnitude(load<F32>(scale + i));
+    const F32 zero = load<F32>(zero_point + i), size = magnitude(zero), most = reach * magnitude(load<F32>(scale + i));
     const F32 left = 2 * most - size, positive = left > 0 ? left : F32{};
     const F32 within = size > most ? (F32)((U32)positive | ((U32)zero & kSign)) : zero;
     store(zero_point + i, within);

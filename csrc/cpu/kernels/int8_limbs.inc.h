@@ -65,7 +65,14 @@ bool split_limbs(const float* x, int64_t K, int64_t group_size, int8_t* out, flo
         limbs[0][j] = static_cast<int8_t>(fixed);
       }
       fixed_sum += stretch_sum;
-      const int64_t k = g * group_size + i, in_unit = k % kLimbUnit;
+      const int64_t k = g * group_size + i;
+      if constexpr (requires { Loader::kInOrder; }) {
+        const int64_t in_vector = k % kLimbBytes;
+        int8_t* const to = out + kLimbs * (k - in_vector) + in_vector;
+        for (int limb = 0; limb < kLimbs; ++limb) memcpy(to + limb * kLimbBytes, limbs[limb], kStretch);
+        continue;
+      }
+      const int64_t in_unit = k % kLimbUnit;
       int8_t* const to = out + kLimbs * (k - in_unit) + in_unit / 2;
       for (int limb = 0; limb < kLimbs; ++limb)
         for (int64_t j = 0; j < kStretch / 2; ++j) {

@@ -77,15 +77,45 @@ struct BlockwiseRows {
   int64_t row_bytes, group_size;
   const float* const* scale_rows;  // of each row; readable, and finite, for kScalesBeyond floats more
   const float* scale_columns;      // the same as [groups, kPanel], of a gemm that asks for it
+  const float* zero_columns;       // zero points likewise, of a gemm that packs them; else null
 
   const char* row(int64_t i) const { return codes + i * row_bytes; }
   int64_t bytes(int64_t n) const { return table == nullptr ? n : n / 2; }  // of n elements
   BlockwiseRows from(int64_t i) const {
-    return {type, table, row(i), row_bytes, group_size, scale_rows + i, scale_columns == nullptr ? nullptr : scale_columns + i};
+    return {type,
+            table,
+            row(i),
+            row_bytes,
+            group_size,
+            scale_rows + i,
+            scale_columns == nullptr ? nullptr : scale_columns + i,
+            zero_columns == nullptr ? nullptr : zero_columns + i};
   }
 };
 
 constexpr int64_t kScalesBeyond = 16;
+
+// ---- writing a weight ----------------------------------------------------------------------------------
+
+// A matrix [N, K], rows `pitch` bytes apart, that becomes a weight of int4, int8, e4m3, e5m2 or lut4, in the rules of
+// python/aoext/packing.
+struct WeightToWrite {
+  const char* x;
+  int64_t pitch, N, K;
+  Element type;                      // of x
+  char *codes, *scale, *zero_point;  // blocks' scales row by row; of int4 [K/block_k, N], with zero points alike
+  Element code, scale_type;
+  int64_t block_n, block_k;  // no larger than the weight
+  bool symmetric;            // of int4
+  float limit;               // the largest number that codes stand for, but for int4's
+  float whole, lift;         // with scales of e4m3: the scale of all of the weight, by what is lifted, or 1
+  // lut4 is e2m1, or has 15 borders between the values in their order, a value equal to one goes up where that is said, with
+  // `by_sign` by its sign, and which codes they have.
+  bool is_e2m1;
+  float borders[15];
+  bool up[15], by_sign[15];
+  uint8_t order[16];
+};
 
 // ---- gemm ----------------------------------------------------------------------------------------------
 
@@ -189,6 +219,11 @@ struct GemmBlockwise {
   // The scales of a panel's rows as columns, from group `begin` to `end`; null where rows of them do.
   void (*columns_of_scales)(const float* const* scale_rows, int64_t begin, int64_t end, float* out) = nullptr;
 
+  // As GemmInt4 has it, of a gemm that packs zero points with values; null where they go beside the product.
+  void (*add_group_terms)(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M,
+                          void* acc) = nullptr;
+  float code_offset = 0;  // such zero points are of q + code_offset
+
   // n elements from `begin` on of rows as a packed block, and its product.
   void (*pack_w)(const BlockwiseRows& first, const BlockRows& rows, int64_t begin, int64_t n, void* out);
   void (*macro_kernel)(const void* w, int N, const void* x, int64_t M, const BlockwiseRows& first, int64_t begin, int64_t n,
@@ -291,6 +326,41 @@ struct GemvLimbsStaged {
               const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]);
 };
 
+// Up to kPanel rows of a weight whose codes lie in planes (common/layout.h).
+struct PlanesPanel {
+  Code code;
+  const uint8_t* blocks;
+  int64_t row_bytes, segment;  // codes that share a scale of w and of x
+  bool has_zero_points;
+  float by;  // what multiplies scales that lie in blocks
+  // Those that lie beside them, a row's for each segment after another's; or null.
+  const float *scale_rows, *zero_rows;
+  int64_t scales_of_row;
+};
+
+// Rows of x in int8 or in limbs: for each `vector` bytes of codes those of the first limb, then those of the next. Beside them
+// scales, and what meets zero points, or scales of w where codes have a middle: a float for each segment, and zeros to the end
+// of a vector of them. A row's have a factor in common that meets its results, so that no product with a scale of w is subnormal.
+struct RowsByPlanes {
+  const int8_t* x;
+  const float *scales, *sums, *scales_of_rows;
+  int64_t stride, numbers_stride;
+};
+
+// Weights whose codes lie in planes by few rows of x.
+struct GemvPlanes {
+  Int8Limbs limbs;  // a row in fixed point in the order of its elements, its fixed_sums as they are; null where x is of int8
+  int64_t vector, longest_segment;  // segments are of 16 · 2ⁿ codes
+  bool by_blocks = false;           // whether they are w's blocks, and sums of x those of its groups
+
+  // Brings a row of x, padded with zeros to a `vector`, from the order of its elements into that in which `dot` meets codes; null
+  // where it is the same.
+  void (*arrange)(Code code, int8_t* x, int64_t K) = nullptr;
+
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows of x and N <= kPanel rows of w. Fetches what lies after them.
+  void (*dot)(const PlanesPanel& w, int64_t N, int64_t K, const RowsByPlanes& x, int64_t M, float (*acc)[kPanel]);
+};
+
 // ---- the table -----------------------------------------------------------------------------------------
 
 // What every instruction set has stands without a default: it compiles these with vectors of its own.
@@ -304,11 +374,14 @@ struct Kernels {
   // kPanel rows of n elements as n rows of kPanel floats.
   void (*rows_to_columns)(Element from, const void* const* rows, int64_t n, float* out);
 
-  // Zero points [groups, kPanel] and their scales: whether one is beyond 8 scales, so that all weights of its group have its
-  // sign; and what such a one keeps within the weights, in its place, and what `beside` gets. The former brings weights towards 0
-  // and none away from it: of 16 scales and more it is nothing.
-  bool (*has_wide_zero_points)(const float* scale, const float* zero_point, int64_t groups);
-  void (*split_zero_points)(const float* scale, float* zero_point, int64_t groups, float* beside);
+  // out[i] = table[codes[i]] · factor + offset, of 256 values; the product rounds, then the sum.
+  void (*float_scales)(const uint8_t* codes, const float* table, float factor, float offset, int64_t n, float* out);
+
+  // Zero points [groups, kPanel] and their scales, of codes from −reach on: whether one is beyond `reach` scales, so that all
+  // weights of its group have its sign; and what such a one keeps within the weights, in its place, and what `beside` gets. The
+  // former brings weights towards 0 and none away from it: of twice as many scales and more it is nothing.
+  bool (*has_wide_zero_points)(const float* scale, const float* zero_point, float reach, int64_t groups);
+  void (*split_zero_points)(const float* scale, float* zero_point, float reach, int64_t groups, float* beside);
 
   // zero_point −= offset · scale.
   void (*shift_zero_points)(const float* scale, float* zero_point, float offset, int64_t groups);
@@ -329,6 +402,14 @@ struct Kernels {
   // Codes of 2 bits as nibbles.
   void (*widen_int2)(const uint8_t* packed, int64_t bytes, uint8_t* nibbles);
 
+  // Blocks of codes in planes as int8, their middle taken off; and their scales and zero points by `by` where they have them: a
+  // float for each group, and any up to kScalesBeyond more.
+  void (*unpack_planes)(Code code, const uint8_t* blocks, int64_t count, char* out);
+  void (*numbers_of_planes)(Code code, const uint8_t* blocks, int64_t count, float by, float* scales, float* zero_points);
+
+  // Rows of kPanel floats as kPanel rows, `stride` floats apart, with as many zeros behind them as fill up a vector.
+  void (*columns_to_rows)(const float* columns, int64_t count, float* rows, int64_t stride);
+
   // Elements [begin, begin + n) of a row, begin even, as fp32 or bf16.
   void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
 
@@ -338,6 +419,12 @@ struct Kernels {
   // The n values of one row of floats and the scales of its blocks as ao::quantize defines them; a scale of NaN has zeros.
   void (*quantize_row)(Element from, const void* row, int64_t n, int64_t block, bool power_of_two, Element to,
                        float quantized_max, void* out, float* scales);
+
+  // The blocks of rows [begin, end) of blocks; `space` is for block_k bytes. Whether NaN or Inf was met, which makes a block NaN.
+  bool (*write_weight)(const WeightToWrite& w, int64_t begin, int64_t end, uint8_t* space);
+
+  // The largest magnitude of n floats of high precision, as the bits of a float.
+  uint32_t (*largest_magnitude)(Element from, const void* row, int64_t n);
 
   // Micro-kernels, null where the instruction set has none.
 #define AOEXT_KERNEL(type, name, instruction_sets) const type* name = nullptr;

@@ -71,16 +71,16 @@ struct Float8 {
   }
 };
 
+// The codes of quotient(x), a byte each.
 template <Element kFrom, class Format, class Quotient>
-inline void quantize(const char* row, int64_t n, float scale, char* out) {
+inline void quantize(const char* row, int64_t n, const Quotient& quotient, char* out, const Format& format = {}) {
   constexpr int64_t kStep = 4 * kFloats, kBytes = kFrom == Element::fp32 ? 4 : 2;
-  const Quotient quotient(scale);
   const auto step = [&](const char* from, char* to) {
     F32 x[4];
     U32 codes[4];
     for (int i = 0; i < 4; ++i) {
       x[i] = floats_at<kFrom>(from + i * kFloats * kBytes);
-      codes[i] = Format::code(quotient(x[i]));
+      codes[i] = format.code(quotient(x[i]));
     }
     store_codes<Format::kSigned>(codes, x, to);
   };
@@ -100,8 +100,8 @@ inline void quantize(const char* row, int64_t n, float scale, char* out) {
 
 template <Element kFrom, class Format>
 inline void quantize(const char* row, int64_t n, float scale, char* out) {
-  if (Corrected::serves(scale)) return quantize<kFrom, Format, Corrected>(row, n, scale, out);
-  quantize<kFrom, Format, Ratio>(row, n, scale, out);
+  if (Corrected::serves(scale)) return quantize<kFrom, Format>(row, n, Corrected(scale), out);
+  quantize<kFrom, Format>(row, n, Ratio(scale), out);
 }
 
 // A positive normal number up to the next power of two: its bits without a mantissa are the power below it.

@@ -9,7 +9,9 @@
 #include "cpu/kernels/gemv_blockwise.inc.h"
 #include "cpu/kernels/gemv_int4.inc.h"
 #include "cpu/kernels/int2.inc.h"
+#include "cpu/kernels/planes.inc.h"
 #include "cpu/kernels/quantize.inc.h"
+#include "cpu/kernels/write_weight.inc.h"
 
 namespace aoext::cpu {
 namespace {
@@ -21,6 +23,7 @@ constexpr Kernels table_of_all(const Gemm8Bit* gemm_i8) {
       .from_float = from_float,
       .columns_to_float = columns_to_float,
       .rows_to_columns = rows_to_columns,
+      .float_scales = float_scales,
       .has_wide_zero_points = has_wide_zero_points,
       .split_zero_points = split_zero_points,
       .shift_zero_points = shift_zero_points,
@@ -29,9 +32,14 @@ constexpr Kernels table_of_all(const Gemm8Bit* gemm_i8) {
       .subtract_group_terms = subtract_group_terms,
       .scale_row = scale_row,
       .widen_int2 = widen_int2,
+      .unpack_planes = unpack_planes,
+      .numbers_of_planes = numbers_of_planes,
+      .columns_to_rows = columns_to_rows,
       .dequantize_int4 = dequantize_int4,
       .dequantize_blockwise = dequantize_blockwise,
       .quantize_row = quantize_row,
+      .write_weight = write_weight,
+      .largest_magnitude = largest_magnitude,
       .gemm_f32 = &kGemmF32<kKC>,
       .gemm_i8 = gemm_i8,
       .gemv_8bit_f32 = &kGemv8BitF32,

@@ -12,6 +12,7 @@
 #include "cpu/kernels/gemv_i8_avx2.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_staged.inc.h"
 #include "cpu/kernels/gemv_lut4_avx2.inc.h"
+#include "cpu/kernels/gemv_planes.inc.h"
 #include "cpu/kernels/without_avx512.inc.h"
 
 namespace aoext::cpu {
@@ -25,6 +26,9 @@ constexpr Kernels with_products_of_bytes(Kernels table) {
   table.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
   table.gemm_segments_i8 = &segments::kGemmSegmentsI8;
   table.gemv_limb_staged = &kGemvLimbsStaged<kOneInt8Limb>;
+  table.gemv_planes_limb = &kGemvPlanes<kOneInt8Limb>;
+  table.gemv_planes_limbs2 = &kGemvPlanes<kTwoInt8Limbs>;
+  table.gemv_planes_limbs3 = &kGemvPlanes<kThreeInt8Limbs>;
   return table;
 }
 

@@ -13,6 +13,7 @@ using F32 = float AOEXT_VECTOR(4 * kFloats);
 using U32 = uint32_t AOEXT_VECTOR(4 * kFloats);
 using I32 = int32_t AOEXT_VECTOR(4 * kFloats);
 using Bytes = uint8_t AOEXT_VECTOR(4 * kFloats);
+using Bytes32 = uint8_t AOEXT_VECTOR(32);
 
 constexpr int kPanelVectors = kPanel / kFloats;
 
@@ -131,6 +132,9 @@ F32 nibble(U32 words, int i);
 // A table of 16 values as look-ups take it, and what the low four bits of each word stand for in it.
 struct Table;
 F32 look_up(const Table& table, U32 words);
+
+// What codes, one a byte, stand for in a table of 16 bytes.
+Bytes32 look_up_bytes(const signed char (&table)[16], Bytes32 codes);
 
 // kGroups floats, at most kFloats / 2, each in as many lanes, which follow one another.
 template <int kGroups>

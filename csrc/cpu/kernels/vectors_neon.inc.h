@@ -167,6 +167,14 @@ struct Exact<Element::int8> : EightBytes<Element::int8> {};
 template <>
 struct Exact<Element::e5m2> : EightBytes<Element::e5m2> {};
 
+inline Bytes32 look_up_bytes(const signed char (&table)[16], Bytes32 codes) {
+  const uint8x16_t values = load<uint8x16_t>(table);
+  uint8x16_t halves[2];
+  memcpy(halves, &codes, sizeof codes);
+  for (uint8x16_t& half : halves) half = vqtbl1q_u8(values, half);
+  return load<Bytes32>(halves);
+}
+
 }  // namespace
 }  // namespace aoext::cpu
 

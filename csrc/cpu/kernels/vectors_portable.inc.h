@@ -102,5 +102,11 @@ inline void unpack_nibbles(const uint8_t* packed, int8_t (&q)[32]) {
   }
 }
 
+inline Bytes32 look_up_bytes(const signed char (&table)[16], Bytes32 codes) {
+  Bytes32 v;
+  for (int i = 0; i < 32; ++i) v[i] = static_cast<uint8_t>(table[codes[i] & 15]);
+  return v;
+}
+
 }  // namespace
 }  // namespace aoext::cpu

@@ -7,13 +7,14 @@
 
 namespace aoext::cuda {
 
-// As for a RowwiseLinear. The table and the global scale are those of all experts.
+// As for a RowwiseLinear. The table is that of all experts.
 __device__ __forceinline__ BlockLinear of_expert(const BlockLinear& p, int64_t expert) {
   BlockLinear own = p;
   static_cast<RowwiseLinear&>(own) = of_expert(static_cast<const RowwiseLinear&>(p), expert);
   const int64_t scales = (p.N + p.block_n - 1) / p.block_n * ((p.K + p.block_k - 1) / p.block_k);
   own.block_scale = behind(p.block_scale, expert * scales, p.block_scale_type);
   if (p.zero) own.zero = p.zero + expert * scales;
+  if (p.global_scales > 1) own.global_scale = p.global_scale + expert;
   return own;
 }
 

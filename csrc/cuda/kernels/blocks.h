@@ -16,7 +16,8 @@ namespace aoext::cuda {
 struct BlockLinear : RowwiseLinear {
   const void* block_scale;    // [ceil(N / block_n), ceil(K / block_k)] of `block_scale_type`: fp32, bf16, fp16, e8m0 or e4m3
   const float* table;         // [16], of lut4
-  const float* global_scale;  // one for all of w, or null
+  const float* global_scale;  // [global_scales], one for all of w or for each expert; or null
+  int64_t global_scales;
   int64_t block_n, block_k;
   Element block_scale_type;
   // One for each scale of int8, which is subtracted from its codes; or null. blocks_any alone knows it.

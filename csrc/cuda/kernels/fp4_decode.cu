@@ -26,21 +26,21 @@ using Kernel = void (*)(rowwise_decode::Params<Fp4Linear>);
 using Key = std::array<int, 4>;
 constexpr std::array<const char*, 4> kKeyNames = {"group", "octets", "depth", "experts"};
 
+// Rings of four stages never were the fastest for one weight (benchmarks/cuts/time_cuts.py).
+constexpr int kDenseDepth = 2;
+
 // f(key, kernel) of each.
 template <class F>
 void for_each_instance(F&& f) {
+  using namespace fp4_decode;
+  constexpr int kExpertDepth = rowwise_decode::kExpertDepth;
   each<1, 2>([&](auto octets) {
-    each<2, 4>([&](auto depth) {
-      using namespace fp4_decode;
-      constexpr int kOctets = decltype(octets)::value, kDepth = decltype(depth)::value;
-      f(Key{Exponents::kGroup, kOctets, kDepth, 0}, Kernel(fp4_decode_kernel<Exponents, kOctets, kDepth>));
-      f(Key{E4m3::kGroup, kOctets, kDepth, 0}, Kernel(fp4_decode_kernel<E4m3, kOctets, kDepth>));
-      if constexpr (kOctets == 1 && kDepth == rowwise_decode::kExpertDepth) {
-        f(Key{Exponents::kGroup, 1, kDepth, 1}, Kernel(fp4_decode_of_experts<Exponents, kDepth>));
-        f(Key{E4m3::kGroup, 1, kDepth, 1}, Kernel(fp4_decode_of_experts<E4m3, kDepth>));
-      }
-    });
+    constexpr int kOctets = decltype(octets)::value;
+    f(Key{Exponents::kGroup, kOctets, kDenseDepth, 0}, Kernel(fp4_decode_kernel<Exponents, kOctets, kDenseDepth>));
+    f(Key{E4m3::kGroup, kOctets, kDenseDepth, 0}, Kernel(fp4_decode_kernel<E4m3, kOctets, kDenseDepth>));
   });
+  f(Key{Exponents::kGroup, 1, kExpertDepth, 1}, Kernel(fp4_decode_of_experts<Exponents, kExpertDepth>));
+  f(Key{E4m3::kGroup, 1, kExpertDepth, 1}, Kernel(fp4_decode_of_experts<E4m3, kExpertDepth>));
 }
 
 Key key_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
@@ -53,8 +53,8 @@ Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
   return found;
 }
 
-// By rowwise_decode's model, but that clusters reduce in every turn, which counts here: turns have half as many k-tiles. Rings of
-// four stages, larger clusters and three blocks a multiprocessor never were the fastest (benchmarks/cuts/time_cuts.py).
+// By rowwise_decode's model, but that clusters reduce in every turn, which counts here: turns have half as many k-tiles. Larger
+// clusters and three blocks a multiprocessor never were the fastest (benchmarks/cuts/time_cuts.py).
 Choice<Fp4DecodeConfig> choose_of_tile(const BlockLinear& p, const Device& device) {
   constexpr int kAhead = 1024, kMostBlocks = 65535, kFewestWarps = 4;
   const Fp4Linear linear{p};
@@ -63,7 +63,7 @@ Choice<Fp4DecodeConfig> choose_of_tile(const BlockLinear& p, const Device& devic
   const bool experts = p.experts > 0;
   const int sm_warps = experts ? rowwise_decode::kExpertThreads / 32 : p.M > 8 ? 16 : 20;  // that have registers
   Choice<Fp4DecodeConfig> best;
-  const int depth = experts ? rowwise_decode::kExpertDepth : 2;
+  const int depth = experts ? rowwise_decode::kExpertDepth : kDenseDepth;
   Fp4DecodeConfig c{{depth, 1, 1, 1, 1, shared_memory, experts ? 0 : kAhead, features.overlap}};
   for (c.cluster = 1; c.cluster <= (features.clusters ? 2 : 1); ++c.cluster)
     for (c.tiles = 1; c.tiles <= 16; ++c.tiles)

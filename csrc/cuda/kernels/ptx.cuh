@@ -216,6 +216,13 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
+// The same in one, with all that a block has written before it.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
 // barrier_wait for what other blocks have stored.
 __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
@@ -235,6 +242,18 @@ __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t bl
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
 #endif
   return remote;
+}
+
+// Four numbers from there.
+__device__ __forceinline__ float4 load_remote(uint32_t address) {
+  float4 v{};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+#endif
+  return v;
 }
 
 // To another block, where a barrier counts the bytes.

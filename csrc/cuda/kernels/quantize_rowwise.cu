@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kMaxTeam) quantize_rowwise_kernel(const __grid
     absmax = __reduce_max_sync(0xffffffff, lane < team / kWarp ? partial[lane] : 0);
   }
 
-  const Row<kOutput> row(absmax);
+  const Row<kOutput> row(absmax, p.power_of_two);
   if (threadIdx.x == 0) p.scales[m] = row.stored_scale();
   while (true) {
 #pragma unroll

@@ -19,7 +19,8 @@ struct QuantizeRowwise {
   int64_t M, K;
   Element type, output;
   bool wide;
-  ChunkSums sums;  // of the values, where quantize_rowwise_sums
+  bool power_of_two;  // whether a scale is rounded up to one
+  ChunkSums sums;     // of the values, where quantize_rowwise_sums
 };
 
 // Whether the kernel can compute sums of chunks, too.

@@ -91,6 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1) sort_by_expert(const __grid_const
     __syncwarp(lanes);
     if ((same & before) == 0) own[id] += __popc(same);
     p.order[place] = pair;
+    p.place[pair] = place;
   });
 }
 

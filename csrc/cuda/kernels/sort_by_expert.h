@@ -12,6 +12,7 @@ namespace aoext::cuda {
 struct SortByExpert {
   const void* expert;  // [pairs] of int32, or int64 where it is wide; ids outside [0, experts) have no expert
   int64_t* order;      // [pairs], stable; those without an expert come last
+  int64_t* place;      // [pairs], where each is in that order
   int32_t* offsets;    // [experts], where the pairs of each end
   int pairs, experts;
   bool wide;

@@ -39,22 +39,6 @@ struct BlockScales {
   Scale scale(int64_t /*column*/, int c, int k) const { return {load_scale(data, rows[c] + group_of(k), type), 0}; }
 };
 
-// Those of x, float32 [M, ceil(K / group_size)]: lane l has row l's.
-template <int R, int B>
-struct RowScales {
-  static constexpr int kCount = (R * B + kLanes - 1) / kLanes;
-
-  const float* rows[kCount];
-  GroupOf<kStep> group_of;
-
-  template <class Output>
-  RowScales(const float* data, const Output& out, int K, int group_size) : group_of(group_size) {
-    const int64_t groups = (static_cast<unsigned>(K) + group_size - 1u) / static_cast<unsigned>(group_size);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) rows[i] = data + sycl::min(out.first_row + i * kLanes + out.lane, out.end_row - 1) * groups;
-  }
-};
-
 #ifdef AOEXT_TABLE
 template <int kScaleK>
 using CodesOf = Table4<AOEXT_INPUT, kScaleK>;
@@ -73,7 +57,7 @@ struct Blocks {
 
   Codes codes;
   BlockScales<C, kUnit> scales;
-  RowScales<R, B> row_scales;
+  RowScales<R, B, kStep> row_scales;
 
   void decode(const char* w, Dwords (&b)[kOperations]) const { codes.decode(w, b); }
 
@@ -85,13 +69,15 @@ struct Blocks {
 
   Scale scale(int64_t column, int c, int k) const { return scales.scale(column, c, k); }
 
-  float row_scale(int k, int i) const { return row_scales.rows[i * R / kLanes][row_scales.group_of(k)]; }
+  static bool has_row_scales() { return true; }
+  float row_scale(int k, int i) const { return row_scales.scale(k, i); }
 };
 
 template <int R, int B, int C, int kScaleK, int kTileK>
 inline void blocks_tile(void* y, const void* x, const void* weight, const Experts& experts, const float* table, const void* scale,
-                        const float* global_scale, const float* input_scale, const void* bias, int64_t M, int64_t N, int block_n,
-                        int K, int group_size, int input_group_size, Element output_type, Element scale_type, Element bias_type) {
+                        const float* global_scale, int global_scales, const float* input_scale, const void* bias, int64_t M,
+                        int64_t N, int block_n, int K, int group_size, int input_group_size, Element output_type,
+                        Element scale_type, Element bias_type) {
   using Codes = CodesOf<kScaleK>;
   using Format = Blocks<Codes, R, B, C>;
   const auto out = output_tile<R, B, C>(M, N, experts);
@@ -101,9 +87,9 @@ inline void blocks_tile(void* y, const void* x, const void* weight, const Expert
     out.move(bias, N, bias_type);
   }
   const Format format{Codes(table), BlockScales<C, kUnit>(scale, scale_type, out, N, block_n, K, group_size),
-                      RowScales<R, B>(input_scale, out, K, input_group_size)};
+                      RowScales<R, B, kStep>(input_scale, out, K, input_group_size)};
   float factor = format.codes.factor();
-  if (global_scale != nullptr) factor *= *global_scale;
+  if (global_scale != nullptr) factor *= global_scale[global_scales > 1 ? out.expert : 0];
   group_tile<Format, R, B, C, kScaleK, kTileK>(format, out, x, weight, N, K, [&](int64_t m, int64_t n, float value) {
     value *= factor;
     if (bias != nullptr) value += load_float(bias, n, bias_type);
@@ -117,14 +103,14 @@ inline void blocks_tile(void* y, const void* x, const void* weight, const Expert
 // One kernel: the rows of a work-group's tile, B matrix operations of R each; its columns, C times 16; of what all groups are
 // multiples; its k-tile, of which K is one (of kBlock, where it is longer than a k-step). table, global_scale, input_scale and
 // bias may be null.
-#define BLOCKS_TILE(kernel, rows, R, B, C, group, tile_k)                                                                      \
-  kernel(blocks_tile_m##rows##_g##group)(                                                                                      \
-      void* y, const void* x, const void* weight, const int* offsets, int experts, const float* table, const void* scale,      \
-      const float* global_scale, const float* input_scale, const void* bias, int64_t M, int64_t N, int block_n, int K,         \
-      int group_size, int input_group_size, Element output_type, Element scale_type, Element bias_type) {                      \
-    aoext::xpu::blocks_tile<R, B, C, group, tile_k>(y, x, weight, {offsets, experts}, table, scale, global_scale, input_scale, \
-                                                    bias, M, N, block_n, K, group_size, input_group_size, output_type,         \
-                                                    scale_type, bias_type);                                                    \
+#define BLOCKS_TILE(kernel, rows, R, B, C, group, tile_k)                                                                        \
+  kernel(blocks_tile_m##rows##_g##group)(                                                                                        \
+      void* y, const void* x, const void* weight, const int* offsets, int experts, const float* table, const void* scale,        \
+      const float* global_scale, int global_scales, const float* input_scale, const void* bias, int64_t M, int64_t N,            \
+      int block_n, int K, int group_size, int input_group_size, Element output_type, Element scale_type, Element bias_type) {    \
+    aoext::xpu::blocks_tile<R, B, C, group, tile_k>(y, x, weight, {offsets, experts}, table, scale, global_scale, global_scales, \
+                                                    input_scale, bias, M, N, block_n, K, group_size, input_group_size,           \
+                                                    output_type, scale_type, bias_type);                                         \
   }
 #define BLOCKS_TILES(group, tile_k, tile_k_of_many)                 \
   BLOCKS_TILE(AOEXT_KERNEL, 1, 1, 1, 1, group, tile_k)              \

@@ -4,10 +4,11 @@
 //
 //   kProduct, kOperations   the type of an operation's operands, and how many operations a k-step takes
 //   kLimbs                  operands whose sum is x
-//   kBits                   of a code
+//   kBits                   of a code, where those of a row lie side by side; 0: the format knows where they lie
 //   kZeroPoints             whether w = code · scale + zero, so that the sums of x over a group count
-//   kRowScales              whether x has scales by groups too, each of a row
+//   kRowScales              whether x may have scales by groups too, each of a row; has_row_scales() says so then
 //   decode(codes, b)        the operands of w for a k-step, from what a lane reads of its own row
+//   decode(c, k, b)         the same where kBits is 0
 //   input(…, i, a)          those of x for the rows of block i
 //   scale(column, c, k)     of the weights of a lane's column c from k on, with the zero
 //   row_scale(k, i)         those of the rows of x, that of row r of block i in lane (i · R + r) mod kLanes
@@ -40,6 +41,25 @@ struct Scale {
   float scale, zero;
 };
 
+// Scales of x, float32 [M, ceil(K / group_size)], of groups that are multiples of kUnit: lane l has row l's.
+template <int R, int B, int kUnit>
+struct RowScales {
+  static constexpr int kCount = (R * B + kLanes - 1) / kLanes;
+
+  const float* rows[kCount];
+  GroupOf<kUnit> group_of;
+
+  template <class Output>
+  RowScales(const float* data, const Output& out, int K, int group_size) : group_of(group_size) {
+    const int64_t groups = (static_cast<unsigned>(K) + group_size - 1u) / static_cast<unsigned>(group_size);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) rows[i] = data + sycl::min(out.first_row + i * kLanes + out.lane, out.end_row - 1) * groups;
+  }
+
+  // Those of the rows of block i.
+  float scale(int k, int i) const { return rows[i * R / kLanes][group_of(k)]; }
+};
+
 // The sums of a tile kernel, whatever its operation adds up.
 template <int R>
 struct FloatSums {
@@ -60,21 +80,26 @@ inline void group_tile(const Format& format, const OutputTile<R, B, C>& output, 
     Scale scales[kScales][C];
 #pragma unroll
     for (int c = 0; c < C; ++c) {
-      const char* const w = static_cast<const char*>(weight) + (out.columns[c] * K + k) * Format::kBits / 8;
+      if constexpr (Format::kBits == 0) {
 #pragma unroll
-      for (int t = 0; t < kSteps; ++t) format.decode(w + t * kStep * Format::kBits / 8, b[c][t]);
+        for (int t = 0; t < kSteps; ++t) format.decode(c, k + t * kStep, b[c][t]);
+      } else {
+        const char* const w = static_cast<const char*>(weight) + (out.columns[c] * K + k) * Format::kBits / 8;
+#pragma unroll
+        for (int t = 0; t < kSteps; ++t) format.decode(w + t * kStep * Format::kBits / 8, b[c][t]);
+      }
 #pragma unroll
       for (int s = 0; s < kScales; ++s) scales[s][c] = format.scale(out.columns[c], c, k + s * kScaleK);
     }
-    const auto add = [&](auto& sum, auto& products, auto& sums, float rows, int first, const Scale(&scale)[C]) {
-      if constexpr (Format::kZeroPoints) sums = tile.row_sums(sums);
+    const auto add = [&](auto& sum, const auto& products, const auto& sums, const Scale(&scale)[C], const auto& row_scale) {
 #pragma unroll
       for (int c = 0; c < C; ++c) {
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          float product = static_cast<float>(get<R>(products[c], r)), others = get<R>(sum[c], r);
-          if constexpr (Format::kRowScales) product *= lane_value(rows, first + r);
-          if constexpr (Format::kZeroPoints) others = sycl::fma(static_cast<float>(get<R>(sums, r)), scale[c].zero, others);
+          const float product = row_scale(r, static_cast<float>(get<R>(products[c], r)));
+          float others = get<R>(sum[c], r);
+          if constexpr (Format::kZeroPoints)
+            others = sycl::fma(row_scale(r, static_cast<float>(get<R>(sums, r))), scale[c].zero, others);
           set<R>(sum[c], r, sycl::fma(product, scale[c].scale, others));
         }
       }
@@ -102,9 +127,17 @@ inline void group_tile(const Format& format, const OutputTile<R, B, C>& output, 
           }
           if ((operation + 1) % kOfAScale == 0) {
             const int s = operation / kOfAScale;
-            float rows = 1;
-            if constexpr (Format::kRowScales) rows = format.row_scale(k + s * kScaleK, i);
-            add(acc[i], products, sums, rows, i * R % kLanes, scales[s]);
+            if constexpr (Format::kZeroPoints) sums = tile.row_sums(sums);
+            const auto unscaled = [](int /*r*/, float value) { return value; };
+            if constexpr (!Format::kRowScales) {
+              add(acc[i], products, sums, scales[s], unscaled);
+            } else if (!format.has_row_scales()) {
+              add(acc[i], products, sums, scales[s], unscaled);
+            } else {
+              const float rows = format.row_scale(k + s * kScaleK, i);
+              add(acc[i], products, sums, scales[s],
+                  [&](int r, float value) { return value * lane_value(rows, i * R % kLanes + r); });
+            }
           }
         }
       }

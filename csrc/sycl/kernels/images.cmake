@@ -7,7 +7,7 @@ option(AOEXT_SYCL_EMULATED "Embed the images that emulate the matrix engine: for
 
 set(emulated_images int4_tile_bf16 rowwise_tile_int8_bf16 rowwise_tile_int8_int8 rowwise_tile_e4m3_e4m3
     blocks_tile_lut4_bf16 blocks_tile_lut4_fp16 blocks_tile_int8_bf16 blocks_tile_e4m3_bf16 blocks_tile_e5m2_fp16
-    blocks_tile_int8_int8 blocks_tile_e4m3_e4m3 int4_scaled_tile_int8 int4_scaled_tile_e4m3)
+    blocks_tile_int8_int8 blocks_tile_e4m3_e4m3 planes_tile_bf16 planes_tile_int8 int4_scaled_tile_int8 int4_scaled_tile_e4m3)
 
 macro(aoext_matrix_images source types)
   aoext_sycl_image(${source} dpas_${types} -DAOEXT_DPAS -DAOEXT_MATRIX ${ARGN})
@@ -43,6 +43,12 @@ foreach(input IN ITEMS bf16 fp16)
 endforeach()
 foreach(input IN ITEMS int8 e4m3)
   aoext_matrix_images(int4_scaled_tile ${input} -DAOEXT_INPUT=Element::${input})
+endforeach()
+
+# One type of operands serves several of x (planes_tile.cpp).
+aoext_sycl_image(planes_tile lanes_fp32 -DAOEXT_PRODUCT=Element::fp32)
+foreach(product IN ITEMS bf16 fp16 int8)
+  aoext_matrix_images(planes_tile ${product} -DAOEXT_PRODUCT=Element::${product})
 endforeach()
 
 foreach(source IN ITEMS arrange_input dequantize_blocks dequantize_int4 int4_correction int4pack_mm linear_any quantize_rowwise

@@ -30,7 +30,8 @@ static inline T* local_memory() {
 
 }  // namespace aoext::xpu
 
-using aoext::Element;  // in the parameters of kernels
+using aoext::Code;  // in the parameters of kernels
+using aoext::Element;
 
 // AOEXT_KERNEL(name)(arguments) { … }; the host asks for it by this name. With AOEXT_KERNEL_256 a thread of a GPU
 // has 256 registers, and half as many threads run at once.

@@ -1,4 +1,5 @@
-// Pairs of token and expert in the order of experts: order[pairs], stable, and where those of each expert end, offsets[experts].
+// Pairs of token and expert in the order of experts: order[pairs], stable, its inverse, place[pairs], and where the pairs of each
+// expert end, offsets[experts].
 //
 // A sub-group has one expert, the last one all pairs whose id is no expert's. It reads all ids twice: it counts those of experts
 // before its own and of its own, then writes where its own are. Nothing passes between sub-groups, so one launch does. 512 pairs
@@ -9,7 +10,7 @@ namespace aoext::xpu {
 namespace {
 
 template <class Id>
-inline void sort_by_expert(int64_t* order, int* offsets, const Id* ids, int pairs, int experts) {
+inline void sort_by_expert(int64_t* order, int64_t* place, int* offsets, const Id* ids, int pairs, int experts) {
   const auto item = this_item();
   const auto sg = this_sub_group();
   const int lane = sg.get_local_linear_id();
@@ -31,7 +32,10 @@ inline void sort_by_expert(int64_t* order, int* offsets, const Id* ids, int pair
   for (int first = 0; first < pairs && next < end; first += kLanes) {
     const int i = first + lane, mine = i < pairs && expert_of(sycl::min(i, pairs - 1)) == own;
     const int through = sycl::inclusive_scan_over_group(sg, mine, sycl::plus<int>());
-    if (mine != 0) order[next + through - 1] = i;
+    if (mine != 0) {
+      order[next + through - 1] = i;
+      place[i] = next + through - 1;
+    }
     next += lane_value(through, kLanes - 1);
   }
 }
@@ -39,10 +43,10 @@ inline void sort_by_expert(int64_t* order, int* offsets, const Id* ids, int pair
 }  // namespace
 }  // namespace aoext::xpu
 
-AOEXT_KERNEL(sort_by_expert_int32)(int64_t* order, int* offsets, const int32_t* ids, int pairs, int experts) {
-  aoext::xpu::sort_by_expert(order, offsets, ids, pairs, experts);
+AOEXT_KERNEL(sort_by_expert_int32)(int64_t* order, int64_t* place, int* offsets, const int32_t* ids, int pairs, int experts) {
+  aoext::xpu::sort_by_expert(order, place, offsets, ids, pairs, experts);
 }
 
-AOEXT_KERNEL(sort_by_expert_int64)(int64_t* order, int* offsets, const int64_t* ids, int pairs, int experts) {
-  aoext::xpu::sort_by_expert(order, offsets, ids, pairs, experts);
+AOEXT_KERNEL(sort_by_expert_int64)(int64_t* order, int64_t* place, int* offsets, const int64_t* ids, int pairs, int experts) {
+  aoext::xpu::sort_by_expert(order, place, offsets, ids, pairs, experts);
 }

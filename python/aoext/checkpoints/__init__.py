@@ -18,6 +18,7 @@ from aoext.checkpoints.checks import check_files
 from aoext.checkpoints.compressed_tensors import CompressedTensorsReader
 from aoext.checkpoints.compressed_tensors_writer import CompressedTensorsWriter
 from aoext.checkpoints.fp8 import Fp8Reader
+from aoext.checkpoints.gemma import GemmaReader
 from aoext.checkpoints.gptq import AwqReader, GptqReader, GptqWriter
 from aoext.checkpoints.hqq import HqqReader
 from aoext.checkpoints.modelopt import ModelOptReader
@@ -41,6 +42,7 @@ READERS: dict[str, Callable[[Settings], Reader]] = {
     "mxfp8": Fp8Reader,
     "modelopt": ModelOptReader,
     "mxfp4": Mxfp4Reader,
+    "gemma": GemmaReader,
 }
 
 WRITERS: dict[str, type[Writer]] = {

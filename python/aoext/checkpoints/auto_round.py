@@ -10,6 +10,8 @@ from aoext.checkpoints.settings import Settings
 _ZEROS_MINUS_ONE = ("auto", "gptq", "auto_gptq", "auto_round:gptq", "auto_round:auto_gptq")
 _ZEROS_AS_THEY_ARE = ("auto_round", "auto_round:gptqmodel", "gptqmodel")
 _AWQ = ("awq", "auto_awq", "auto_round:awq", "auto_round:auto_awq")
+# What AutoRound packs as GPTQ's are.
+_BITS = (2, 3, 4, 8)
 _KERNELS = {"exllama", "exllamav2", "triton", "tritonv2", "cuda", "marlin", "gemm"}
 
 _ACTIVATIONS_AS_THEY_ARE = (16, 32, None)
@@ -26,6 +28,6 @@ def auto_round_reader(settings: Settings) -> Reader:
     if packing in _AWQ:
         return AwqReader(settings, own)
     if packing in (*_ZEROS_MINUS_ONE, *_ZEROS_AS_THEY_ARE):
-        return GptqReader(settings, own, zeros_minus_one=packing in _ZEROS_MINUS_ONE)
+        return GptqReader(settings, own, packing in _ZEROS_MINUS_ONE, _BITS)
     allowed = (*_ZEROS_MINUS_ONE, *_ZEROS_AS_THEY_ARE, *_AWQ)
     settings.refuse(key, f"one of {', '.join(map(repr, allowed))} to run on aoext")

@@ -14,11 +14,9 @@ from aoext.checkpoints.experts import Experts
 from aoext.checkpoints.settings import Settings, named
 from aoext.formats.checks import describe, has_values
 from aoext.formats.dtypes import one_of
-from aoext.packing import layouts, pack_int4
-from aoext.packing.layouts import SIGN_BITS, float64
-from aoext.packing.scales import held
-from aoext.tensors import Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
+from aoext.tensors.ranges import RANGES
 
 
 class Model(NamedTuple):
@@ -50,6 +48,8 @@ class Reader:
     names_of_experts: Mapping[str, str] = {}
     # Those of them whose values say what the others must be, by their last parts; they are small.
     telling: tuple[str, ...] = ()
+    # Expressions, searched in names, for tensors that are of no layer's weight and that no model has.
+    left_aside: tuple[str, ...] = ()
     # What users should know of how the weights run.
     notes: tuple[str, ...] = ()
 
@@ -115,46 +115,13 @@ class Writer:
         raise NotImplementedError
 
 
-class Integers(NamedTuple):
-    """An int4 weight as w = (u - zero)·scale, its columns in the weight's order."""
-
-    codes: Tensor  # uint8 [N, K]: u in 0..15
-    scale: Tensor  # [K/group_size, N]
-    zero: Tensor  # uint8 [K/group_size, N], in 0..15
-    group: Tensor  # int64 [K]: the group of each column
-    ordered: bool  # whether the groups' columns lie apart
-
-
-def integers(layer: str, weight: QuantizedTensor) -> Integers:
-    """The weight with integer zeros; ValueError, which names the layer, where it has none."""
-    if not isinstance(weight, Int4Tensor):
-        raise ValueError(f"{layer}: a weight of int4 is needed, got {type(weight).__name__}")
-    refuse_what_is_aoexts_own(layer, weight)
-    if weight.shape[1] % 8:
-        raise ValueError(f"{layer}: K must be a multiple of 8, got {weight.shape[1]}")
-    try:
-        words, scale, zeros = layouts.plain_to_plain_int32(weight.qdata, weight.scale, weight.zero_point)
-    except ValueError as error:
-        raise ValueError(
-            f"{layer}: its zero points are no multiples of its scales, and the format has integers for them; "
-            "symmetric weights have none"
-        ) from error
-    if bool(((zeros < 0) | (zeros > 15)).any()):
-        raise ValueError(f"{layer}: its zeros must be in 0..15, got {int(zeros.min())}..{int(zeros.max())}")
-    codes = nibbles(words)
-    group = torch.arange(weight.shape[1], device=codes.device) // weight.block_size[1]
-    if weight.k_order is not None:
-        back = weight.k_order.argsort()
-        codes, group = codes[:, back], group[back]
-    return Integers(codes, scale, zeros.to(torch.uint8), group, weight.k_order is not None)
-
-
 def refuse_what_is_aoexts_own(layer: str, weight: QuantizedTensor) -> None:
     """ValueError, which names the layer, for what other libraries have no place for."""
     if weight.transposed:
         raise ValueError(f"{layer}: a transposed weight has no place in the format")
-    if getattr(weight, "act_pre_scale", None) is not None:
-        raise ValueError(f"{layer}: act_pre_scale has no place in the format")
+    for field in ("act_pre_scale", *RANGES):
+        if getattr(weight, field, None) is not None:
+            raise ValueError(f"{layer}: {field} has no place in the format")
 
 
 def exactly(layer: str, scale: Tensor, *dtypes: torch.dtype) -> Tensor:
@@ -165,35 +132,6 @@ def exactly(layer: str, scale: Tensor, *dtypes: torch.dtype) -> Tensor:
     raise ValueError(
         f"{layer}: its scales and zero points are not exact in {one_of(dtypes)}, as the format has them"
     )
-
-
-def with_scales_in(dtype: torch.dtype, weight: QuantizedTensor, plain: Tensor) -> QuantizedTensor:
-    """A weight whose scales are exact in `dtype`: those of `weight`, rounded, with codes that fit them.
-
-    plain: what `weight` was quantised of, [N, K]. int8 by row and int4 without zero points alone; others, and
-        what is beyond the dtype, stay as they are.
-    """
-    if not isinstance(weight, (Int4Tensor, Int8Tensor)):
-        return weight
-    if isinstance(weight, Int4Tensor) and bool(weight.zero_point.any()):
-        return weight
-    sizes = held(weight.scale.abs().float(), dtype).to(dtype).float()
-    if not bool(sizes.isfinite().all()) or torch.equal(sizes, weight.scale.abs().float()):
-        return weight
-    scale = sizes.copysign(weight.scale.float())
-    parts: dict[str, Tensor | None] = dict.fromkeys(weight.fields)
-    if isinstance(weight, Int4Tensor):
-        groups = plain.float().unflatten(1, (scale.shape[0], -1))
-        codes = (groups / scale.t().unsqueeze(-1)).round_().clamp_(-8, 7).flatten(1)
-        parts["qdata"], parts["zero_point"] = pack_int4(codes.to(torch.int8)), torch.zeros_like(scale)
-    else:
-        parts["qdata"] = (plain.float() / scale).round_().clamp_(-127, 127).to(torch.int8)
-    return type(weight).from_fields({**parts, "scale": scale}, weight.dtype, **weight.named_attributes())
-
-
-def int32_words(codes: Tensor) -> Tensor:
-    """uint8 [A, 8·B] of 0..15 to int32 [A, B]: the way back from `nibbles`."""
-    return packed_pairs(codes).contiguous().view(torch.int32)
 
 
 def take(
@@ -271,63 +209,3 @@ def left_as_they_are(bits: Any, kind: str) -> str:
 def is_nonzero(tensor: Tensor | None) -> bool:
     """Whether there are values, and one of them is not 0."""
     return tensor is not None and has_values(tensor) and bool(tensor.any())
-
-
-def nibbles(words: Tensor) -> Tensor:
-    """int32 [A, B] to uint8 [A, 8·B]: each word's values of 4 bits, the lowest first."""
-    packed = words.contiguous().view(torch.uint8)
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(1)
-
-
-def packed_pairs(values: Tensor) -> Tensor:
-    """uint8 [N, K] of 0..15 to uint8 [N, K/2], the even k low."""
-    return values[:, ::2] | (values[:, 1::2] << 4)
-
-
-def int4(
-    layer: str,
-    pairs: Tensor,
-    scale: Tensor,
-    zero: Tensor,
-    dtype: torch.dtype,
-    k_order: Tensor | None = None,
-    activation: torch.dtype | None = None,
-) -> Int4Tensor:
-    """w = (u - zero)·scale for codes u in 0..15: q·scale + (8 - zero)·scale, with both in float32.
-
-    That is exact for integer zeros and scales of 16 bits, and rounds once for other zeros.
-    pairs: uint8 [N, K/2], the even k low; scale: float [K/group_size, N]; zero: of that shape.
-    """
-    if zero.is_floating_point():  # on the CPU, for not every device has float64
-        zero_point = ((8 - float64(zero)) * float64(scale)).float().to(scale.device)
-    else:
-        zero_point = (8 - zero.to(torch.int16)) * scale.float()
-    return int4_plus(layer, pairs, scale, zero_point, dtype, k_order, activation)
-
-
-def int4_plus(
-    layer: str,
-    pairs: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    dtype: torch.dtype,
-    k_order: Tensor | None = None,
-    activation: torch.dtype | None = None,
-) -> Int4Tensor:
-    """w = (u - 8)·scale + zero_point; arguments as those of `int4`."""
-    fields = {
-        "qdata": (pairs ^ SIGN_BITS).view(torch.int8).contiguous(),
-        "scale": scale.float().contiguous(),
-        "zero_point": zero_point.float().contiguous(),
-        "act_pre_scale": None,
-        "k_order": None if k_order is None else k_order.to(pairs.device),
-    }
-    try:
-        return Int4Tensor.from_fields(
-            fields,
-            dtype,
-            block_size=[1, 2 * pairs.shape[1] // scale.shape[0]],
-            activation=activation,
-        )
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{layer}: {error}") from error

@@ -15,14 +15,16 @@ from torch import Tensor
 
 from aoext.checkpoints.base import Reader, Writer, refuse_what_is_aoexts_own, take
 from aoext.checkpoints.blocks import looks_up, table_of_16
-from aoext.checkpoints.settings import Settings
-from aoext.formats.checks import describe, has_values
+from aoext.checkpoints.settings import Settings, named
+from aoext.formats.checks import describe
 from aoext.formats.dtypes import dtype_name
 from aoext.formats.lookup_tables import LUT4_FORMATS
-from aoext.packing.layouts import float64
+from aoext.formats.table import TABLE_SIZE
+from aoext.packing.nested import TOGETHER, Nested, float_scales
 from aoext.serialization.container import parse_json
-from aoext.tensors import Int8Tensor, Lut4Tensor, QuantizedTensor
+from aoext.tensors import Int8Tensor, Lut4Tensor, NestedLut4Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
+from aoext.tensors.nested import as_global_scale, factors_of
 
 _KINDS = ("nf4", "fp4")
 _STATE = "weight.quant_state."
@@ -35,16 +37,16 @@ _LAYOUTS = ("row", "col32", "col_turing", "col_ampere")
 _STORAGE = (torch.uint8, torch.bfloat16, torch.float16, torch.float32)
 
 
-# Sizes of blocks that its kernels have, and how many scales share one where these are quantised themselves.
+# Sizes of blocks that its kernels have.
 _BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-_NESTED_BLOCK = 256
 
 
 class BitsandbytesReader(Reader):
     """weight int8 [N, K] and SCB float32 [N], whose outliers of the activation are not set apart; or weight
     uint8 [N·K/2, 1], weight.absmax for each block, weight.quant_map [16] and the rest as JSON.
 
-    Scales of 4 bits that are quantised themselves round once, to float32.
+    Scales of 4 bits that are quantised themselves keep their bytes where blocks divide rows and so does
+    nested_blocksize as the format has it; others become float32.
     """
 
     names = (
@@ -101,14 +103,22 @@ def _four_bits(layer: str, tensors: Mapping[str, Tensor], state: str, dtype: tor
         )
     packed = stored.contiguous().view(torch.uint8).view(rows, columns // 2)
     table = take(layer, tensors, "weight.quant_map", (torch.float32,), (16,))
-    scale = _scales(layer, tensors, said, ceil_div(rows * columns, block))
+    blocks = ceil_div(rows * columns, block)
     # A row's groups are parts of the flat matrix's blocks, and these are groups where they divide the row.
     group = math.gcd(columns, block)
-    if group < block:
-        firsts = torch.arange(0, rows * columns, group, device=scale.device)
-        scale = scale[firsts // block]
     pairs = (packed << 4) | (packed >> 4)
-    return table_of_16(layer, pairs, table, scale.view(rows, columns // group), group, dtype)
+    if "weight.nested_absmax" in tensors or said.nested_offset is not None:
+        scale = _nested(layer, tensors, said, blocks)
+        if group == block and said.nested_blocksize == TOGETHER:
+            return _with_nested(layer, pairs, table, scale, said, dtype)
+        factors = scale.factors.repeat_interleave(min(said.nested_blocksize, blocks))[:blocks]
+        floats = float_scales(scale.codes, scale.table, factors, scale.offset)
+    else:
+        floats = take(layer, tensors, "weight.absmax", (torch.float32,), (blocks,))
+    if group < block:
+        firsts = torch.arange(0, rows * columns, group, device=floats.device)
+        floats = floats[firsts // block]
+    return table_of_16(layer, pairs, table, floats.view(rows, columns // group), group, dtype)
 
 
 class _Said(NamedTuple):
@@ -133,35 +143,47 @@ def _state(layer: str, tensors: Mapping[str, Tensor], name: str) -> _Said:
     number = isinstance(offset, (int, float)) and not isinstance(offset, bool)
     if offset is not None and not (number and math.isfinite(offset)):
         said.refuse("nested_offset", "a finite number")
-    nested = said.integer("nested_blocksize", _NESTED_BLOCK)
+    nested = said.integer("nested_blocksize", TOGETHER)
     return _Said(shape, said.integer("blocksize", 1), nested, None if offset is None else float(offset))
 
 
-def _scales(layer: str, tensors: Mapping[str, Tensor], said: _Said, blocks: int) -> Tensor:
-    """float32 [blocks]; of nested ones nested_quant_map[absmax]·nested_absmax + nested_offset, in float64."""
-    if "weight.nested_absmax" not in tensors and said.nested_offset is None:
-        return take(layer, tensors, "weight.absmax", (torch.float32,), (blocks,))
+def _nested(layer: str, tensors: Mapping[str, Tensor], said: _Said, blocks: int) -> Nested:
+    """The scales of `blocks` blocks that are quantised themselves."""
     codes = take(layer, tensors, "weight.absmax", (torch.uint8,), (blocks,))
-    size = said.nested_blocksize
-    outer = take(layer, tensors, "weight.nested_absmax", (torch.float32,), (ceil_div(blocks, size),))
+    parts = (ceil_div(blocks, said.nested_blocksize),)
+    factors = take(layer, tensors, "weight.nested_absmax", (torch.float32,), parts)
     table = take(layer, tensors, "weight.nested_quant_map", (torch.float32,), (256,))
-    if not has_values(codes):
-        return torch.empty(blocks, dtype=torch.float32, device=codes.device)
-    spread = float64(outer)[torch.arange(blocks, device="cpu") // size]
-    scale = float64(table)[codes.cpu().long()] * spread + (said.nested_offset or 0.0)
-    return scale.float().to(codes.device)
+    offset = torch.full((1,), said.nested_offset or 0.0, dtype=torch.float32, device=codes.device)
+    return Nested(codes, table, factors, offset)
+
+
+def _with_nested(
+    layer: str, pairs: Tensor, table: Tensor, scale: Nested, said: _Said, dtype: torch.dtype
+) -> NestedLut4Tensor:
+    (rows, columns), block = said.shape, said.blocksize
+    with named(layer):
+        return NestedLut4Tensor(
+            pairs,
+            torch.cat((table, scale.table)),
+            scale.codes.view(rows, columns // block),
+            [1, block],
+            dtype,
+            as_global_scale(scale.factors, said.shape, [1, block]),
+            scale.offset,
+        )
 
 
 class BitsandbytesWriter(Writer):
-    """nf4 and fp4 as the reader takes them, with a float32 for each block.
+    """nf4 and fp4 as the reader takes them, with a float32 for each block; nested scales stay as they are.
 
-    double_quantization: whether these scales become 8 bits themselves, as bitsandbytes has them with
-        bnb_4bit_use_double_quant, which rounds them
+    double_quantization: whether all scales become 8 bits themselves, as bitsandbytes has them with
+        bnb_4bit_use_double_quant, which rounds those that are not yet
     """
 
     def __init__(self, *, symmetric: bool, double_quantization: bool = False) -> None:
         super().__init__(symmetric=symmetric)
         self.double_quantization = double_quantization
+        self._has_nested = False
         self._kind: str | None = None  # of the layers so far, of which a checkpoint has one alone
 
     def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -172,8 +194,7 @@ class BitsandbytesWriter(Writer):
             raise ValueError(f"{layer}: a checkpoint is {' or '.join(_KINDS)}, and this one has {self._kind}")
         refuse_what_is_aoexts_own(layer, weight)
         (rows, columns), (block_n, block) = weight.shape, weight.block_size
-        good = block_n == 1 and columns % block == 0 and block in _BLOCK_SIZES
-        if not good or weight.scale.dtype is not torch.float32 or weight.global_scale is not None:
+        if block_n != 1 or columns % block or block not in _BLOCK_SIZES or not _is_its_own(weight):
             raise ValueError(
                 f"{layer}: the format has one float32 for each {', '.join(map(str, _BLOCK_SIZES))} of a row, "
                 f"got {describe(weight.scale)} for blocks of {weight.block_size} of {[rows, columns]}"
@@ -182,13 +203,17 @@ class BitsandbytesWriter(Writer):
         said |= {"dtype": dtype_name(weight.dtype), "shape": [rows, columns]}
         tensors = {
             "weight": ((weight.qdata << 4) | (weight.qdata >> 4)).reshape(-1, 1).contiguous(),
-            "weight.absmax": weight.scale.reshape(-1).contiguous(),
-            "weight.quant_map": weight.table.contiguous(),
+            "weight.quant_map": weight.table[:TABLE_SIZE].contiguous(),
         }
-        if self.double_quantization:
-            nested, offset = _nested(tensors["weight.absmax"])
-            tensors |= nested
-            said |= {"nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset}
+        if self.double_quantization and not isinstance(weight, NestedLut4Tensor):
+            weight = NestedLut4Tensor.of(weight)
+        tensors["weight.absmax"] = weight.scale.reshape(-1).contiguous()
+        if isinstance(weight, NestedLut4Tensor):
+            tensors["weight.nested_absmax"] = factors_of(weight).contiguous()
+            tensors["weight.nested_quant_map"] = weight.table[TABLE_SIZE:].contiguous()
+            offset = float(weight.zero_point)
+            said |= {"nested_blocksize": TOGETHER, "nested_dtype": "float32", "nested_offset": offset}
+            self._has_nested = True
         text = list(json.dumps(said).encode())
         tensors[f"{_STATE}bitsandbytes__{kind}"] = torch.tensor(text, dtype=torch.uint8, device="cpu")
         self._kind = kind
@@ -201,34 +226,14 @@ class BitsandbytesWriter(Writer):
             "load_in_4bit": True,
             "_load_in_4bit": True,
             "bnb_4bit_quant_type": first["kind"],
-            "bnb_4bit_use_double_quant": self.double_quantization,
+            "bnb_4bit_use_double_quant": self.double_quantization or self._has_nested,
             "bnb_4bit_compute_dtype": first["dtype"],
             "bnb_4bit_quant_storage": "uint8",
             "llm_int8_skip_modules": list(left_alone),
         }
 
 
-def _nested(scale: Tensor) -> tuple[dict[str, Tensor], float]:
-    """Scales in 8 bits with one float32 for each 256, and what is to be added to them."""
-    offset = scale.mean()
-    shifted = torch.nn.functional.pad(scale - offset, (0, -scale.numel() % _NESTED_BLOCK))
-    blocks = shifted.view(-1, _NESTED_BLOCK)
-    outer = blocks.abs().amax(1)
-    table = _table_of_256().to(scale.device)
-    relative = blocks / outer.where(outer > 0, 1).unsqueeze(1)
-    above = torch.searchsorted(table, relative.contiguous()).clamp(1, len(table) - 1)
-    below = above - 1
-    nearer = relative - table[below] > table[above] - relative  # of two that are as near, the lower
-    codes = torch.where(nearer, above, below).view(-1)[: scale.numel()].to(torch.uint8)
-    names = ("weight.absmax", "weight.nested_absmax", "weight.nested_quant_map")
-    return dict(zip(names, (codes, outer, table), strict=True)), float(offset)
-
-
-def _table_of_256() -> Tensor:
-    """float32 [256]: 0, 1, and numbers of both signs, a bit of fraction more for each decimal exponent."""
-    magnitudes = []
-    for exponent in range(7):
-        bounds = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32, device="cpu")
-        magnitudes.append(10 ** (exponent - 6) * ((bounds[:-1] + bounds[1:]) / 2.0))
-    several = torch.cat(magnitudes)
-    return torch.cat((several, -several, several.new_tensor([0.0, 1.0]))).sort().values
+def _is_its_own(weight: Lut4Tensor) -> bool:
+    """Whether a weight has the format's scales: of float32, or nested."""
+    plain = weight.scale.dtype is torch.float32 and weight.global_scale is None
+    return plain or isinstance(weight, NestedLut4Tensor)

@@ -14,6 +14,7 @@ from aoext.checkpoints.base import Model, take
 from aoext.checkpoints.settings import Settings
 from aoext.formats.checks import describe, has_values
 from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT_DTYPES, one_of
+from aoext.formats.table import TABLE_SIZE
 from aoext.packing.blockwise import in_tiles
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
@@ -176,7 +177,9 @@ def looks_up(weight: QuantizedTensor, table: Sequence[float]) -> bool:
     """Whether a weight's codes are indices into these 16 values."""
     if not isinstance(weight, Lut4Tensor):
         return False
-    return torch.equal(weight.table.cpu(), torch.tensor(table, dtype=torch.float32, device="cpu"))
+    return torch.equal(
+        weight.table[:TABLE_SIZE].cpu(), torch.tensor(table, dtype=torch.float32, device="cpu")
+    )
 
 
 def take_whole_scale(layer: str, tensors: Mapping[str, Tensor], name: str) -> Tensor:

@@ -1,7 +1,7 @@
 """Checkpoints of llm-compressor and others in compressed-tensors' formats: w = (q - zero)·scale.
 
-Served: pack-quantized with 4 bits (by group or row) and with 8; int-quantized and float-quantized (by row,
-group or block, or for the whole tensor); mxfp8-quantized; nvfp4-pack-quantized and mxfp4-pack-quantized.
+Served: pack-quantized with 2 to 7 bits (by group or row) and with 8; int-quantized and float-quantized (by
+row, group or block, or for the whole tensor); mxfp8-quantized; nvfp4-pack-quantized and mxfp4-pack-quantized.
 Integers may have zero points, and groups whose columns lie apart.
 
 Activations of 8 bits that the checkpoint quantises at run time are quantised so, if they are symmetric: token
@@ -19,11 +19,8 @@ from torch import Tensor, nn
 from aoext.checkpoints.base import (
     Model,
     Reader,
-    int4,
     is_nonzero,
-    nibbles,
     order_of_groups,
-    packed_pairs,
     take,
 )
 from aoext.checkpoints.blocks import (
@@ -34,7 +31,9 @@ from aoext.checkpoints.blocks import (
     take_scale,
     take_whole_scale,
 )
+from aoext.checkpoints.codes import unpacked
 from aoext.checkpoints.compressed_tensors_groups import TYPES, Refusal, Scheme, Targets, scheme_of, targets_of
+from aoext.checkpoints.groups import of_codes, of_pairs
 from aoext.checkpoints.settings import Settings
 from aoext.formats.checks import describe
 from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT_DTYPES
@@ -48,8 +47,8 @@ _OFFSET = 0x80
 
 
 class CompressedTensorsReader(Reader):
-    """weight_packed int32 [N, K/8] (4 bits), int32 [N, K/4] (8 bits), uint8 [N, K/2] (4 bits of floats) or
-    weight [N, K] of 8 bits, with weight_scale and the like.
+    """weight_packed int32 [N, ⌈K·bits/32⌉], uint8 [N, K/2] (4 bits of floats) or weight [N, K] of 8 bits,
+    with weight_scale and the like.
 
     weight_global_scale divides; its inverse rounds once.
     """
@@ -135,7 +134,7 @@ def _packed(
     scheme: Scheme,
     model: Model | None,
 ) -> QuantizedTensor:
-    """Integers of 4 or 8 bits without signs, in words of 32."""
+    """Integers without signs, as one stream of bits in words of 32."""
     packed = take(layer, tensors, "weight_packed", (torch.int32,), (-1, -1))
     shape = take(layer, tensors, "weight_shape", _INTEGERS, (2,)).tolist()
     rows, columns = shape
@@ -145,13 +144,13 @@ def _packed(
             f"{layer}: weight_packed must be int32 [{rows}, {words}] for a weight {shape}, "
             f"got {describe(packed)}"
         )
-    if scheme.form == (4, "int"):
-        return _four_bits(layer, packed, shape, tensors, dtype, scheme)
-    qdata = (packed.contiguous().view(torch.uint8)[:, :columns] ^ _OFFSET).view(torch.int8)
+    if scheme.in_groups:
+        return _groups(layer, packed, shape, tensors, dtype, scheme)
+    qdata = (unpacked(packed, 8)[:, :columns] ^ _OFFSET).view(torch.int8)
     return _eight_bits(layer, qdata, tensors, dtype, scheme, model)
 
 
-def _four_bits(
+def _groups(
     layer: str,
     packed: Tensor,
     shape: list[int],
@@ -159,25 +158,23 @@ def _four_bits(
     dtype: torch.dtype,
     scheme: Scheme,
 ) -> QuantizedTensor:
-    rows, columns = shape
-    if columns % 2:
-        raise ValueError(f"{layer}: K must be even for weights of 4 bits to run on aoext, got {columns}")
+    (rows, columns), bits = shape, scheme.form[0]
     group_size = columns if scheme.strategy == "channel" else scheme.group_size
     if columns % group_size:
         raise ValueError(f"{layer}: group_size = {group_size} does not divide K = {columns}")
     groups = columns // group_size
-    scale = take(layer, tensors, "weight_scale", FLOAT_DTYPES, (rows, groups)).t()
-    if scheme.symmetric and "weight_zero_point" not in tensors:
-        zero = torch.full_like(scale, 8, dtype=torch.uint8)
-    else:  # eight rows to a word
-        words = take(layer, tensors, "weight_zero_point", (torch.int32,), (ceil_div(rows, 8), groups))
-        zero = nibbles(words.t())[:, :rows]
-    pairs = packed.contiguous().view(torch.uint8)[:, : columns // 2]
+    scale, zero = take(layer, tensors, "weight_scale", FLOAT_DTYPES, (rows, groups)).t(), None
+    if not scheme.symmetric or "weight_zero_point" in tensors:  # packed along N
+        stored = ceil_div(rows * bits, 32), groups
+        words = take(layer, tensors, "weight_zero_point", (torch.int32,), stored)
+        zero = unpacked(words.t(), bits)[:, :rows]
     order = _order(layer, tensors, columns, group_size)
-    if order is not None:
-        pairs = packed_pairs(nibbles(packed)[:, order])
     activation = TYPES[scheme.activation] if scheme.dynamic_activation else None
-    return int4(layer, pairs, scale, zero, dtype, order, activation)
+    if bits == 4 and order is None and columns % 2 == 0:
+        pairs = packed.contiguous().view(torch.uint8)[:, : columns // 2]
+        return of_pairs(layer, pairs, scale, zero, dtype, order, activation)
+    codes = unpacked(packed, bits)[:, :columns] if order is None else unpacked(packed, bits)[:, order]
+    return of_codes(layer, codes, bits, scale, zero, dtype, order, activation)
 
 
 def _order(layer: str, tensors: Mapping[str, Tensor], columns: int, group_size: int) -> Tensor | None:

@@ -11,12 +11,13 @@ import torch
 from aoext.checkpoints.base import left_as_they_are
 from aoext.checkpoints.expressions import Expression
 from aoext.checkpoints.settings import Settings
+from aoext.tensors import GROUPS_TYPES
 
 TYPES = {"int": torch.int8, "float": torch.float8_e4m3fn}
 
 # What may share a scale, by the bits and the type of the weights.
 _STRATEGIES = {
-    (4, "int"): ("group", "channel"),
+    **{(bits, "int"): ("group", "channel") for bits in GROUPS_TYPES},
     (8, "int"): ("channel", "tensor", "group", "block"),
     (8, "float"): ("channel", "tensor", "group", "block"),
     (4, "float"): ("group", "tensor_group"),
@@ -30,6 +31,7 @@ class Scheme:
         who, weights = group.who, group.object("weights")
         bits, kind = weights.integer("num_bits", 8), weights.text("type", "int").lower()
         self.form = bits, kind
+        self.in_groups = kind == "int" and bits in GROUPS_TYPES
         self.group_size = weights.group_size("group_size", -1)
         self.strategy = _strategy(weights)
         self.symmetric = weights.flag("symmetric", True)
@@ -45,8 +47,8 @@ class Scheme:
             weights.refuse("group_size", "a positive integer")
         if not self.symmetric and kind != "int":
             raise ValueError(f"{who}: weights of {bits} bits, {kind}, with zero points do not run on aoext")
-        # Rows and columns that share a scale; None where these are whole rows, the weight, or int4's groups.
-        self.block_size = None if self.form == (4, "int") else self._blocks(weights)
+        # Rows and columns that share a scale; None where these are whole rows, the weight, or in_groups.
+        self.block_size = None if self.in_groups else self._blocks(weights)
         activations = group.object("input_activations")
         self.activation = activations.text("type", "int").lower()
         input_bits, symmetric = activations.integer("num_bits", 8), activations.flag("symmetric", True)
@@ -54,7 +56,7 @@ class Scheme:
             activations.choice("dynamic", (True, False, "local"), False) is True
             and input_bits == 8
             and symmetric
-            and (self.activation == kind or (self.form == (4, "int") and self.activation in TYPES))
+            and (self.activation == kind or (self.in_groups and self.activation in TYPES))
             and self._quantises_along_k(activations)
         )
         self.note = ""

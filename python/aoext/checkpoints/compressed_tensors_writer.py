@@ -9,18 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.checkpoints.base import (
-    Writer,
-    exactly,
-    int32_words,
-    integers,
-    refuse_what_is_aoexts_own,
-)
+from aoext.checkpoints.base import Writer, exactly, refuse_what_is_aoexts_own
 from aoext.checkpoints.blocks import looks_up
+from aoext.checkpoints.codes import packed
+from aoext.checkpoints.groups import integers
 from aoext.formats.dtypes import EXPONENT_DTYPES, dtype_name
 from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.fields import gathered
+from aoext.tensors.nested import with_float_scales
 
 _KINDS = {torch.int8: "int", torch.float8_e4m3fn: "float"}
 
@@ -46,25 +43,23 @@ class CompressedTensorsWriter(Writer):
         if isinstance(weight, BlockwiseTensor):
             return _blocks(layer, weight)
         if isinstance(weight, Lut4Tensor):
-            return _table_of_16(layer, weight)
-        codes, scale, zero, group, ordered = integers(layer, weight)
+            return _table_of_16(layer, with_float_scales(weight))
+        made = integers(layer, weight)
         tensors = {
-            "weight_packed": int32_words(codes),
-            "weight_scale": exactly(layer, scale.t(), weight.dtype, torch.float32),
+            "weight_packed": made.words(layer),
+            "weight_scale": exactly(layer, made.scale.t(), weight.dtype, torch.float32),
             "weight_shape": torch.tensor(list(weight.shape), device="cpu"),
         }
-        symmetric = bool((zero == 8).all())
-        if not symmetric:  # eight rows to a word
-            filled = torch.nn.functional.pad(zero, (0, -zero.shape[1] % 8))
-            tensors["weight_zero_point"] = int32_words(filled).t().contiguous()
-        weights: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": symmetric}
-        group_size = weight.shape[1] // scale.shape[0]
+        if not made.symmetric:  # along N
+            tensors["weight_zero_point"] = packed(made.zero, made.bits).t().contiguous()
+        weights: dict[str, Any] = {"num_bits": made.bits, "type": "int", "symmetric": made.symmetric}
+        group_size = weight.block_size[1]
         if group_size == weight.shape[1]:
             weights["strategy"] = "channel"
         else:
             weights.update(strategy="group", group_size=group_size)
-        if ordered:
-            tensors["weight_g_idx"] = group.to(torch.int32)
+        if made.ordered:
+            tensors["weight_g_idx"] = made.group.to(torch.int32)
             weights["actorder"] = "group"
         return tensors, {"format": "pack-quantized", "weights": weights, **_by_tokens(weight)}
 

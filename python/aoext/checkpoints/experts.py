@@ -15,6 +15,7 @@ from aoext.formats.dtypes import dtype_name
 from aoext.tensors import BlockwiseTensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.each_expert import collected, neutral_field
 from aoext.tensors.fields import N
+from aoext.tensors.nested import with_float_scales
 from aoext.tensors.rows import in_order
 from aoext.tensors.views import concatenated
 
@@ -108,12 +109,17 @@ def _of_one_form(weights: Iterator[QuantizedTensor], shape: list[int]) -> Iterat
 
 def _form(weight: QuantizedTensor) -> tuple[Any, ...]:
     dtypes = [dtype_name(tensor.dtype) for tensor in (weight.qdata, weight.scale)]
+    if isinstance(weight, Lut4Tensor) and weight.scale.dtype in (torch.float8_e4m3fn, torch.float32):
+        dtypes[1] = "float8_e4m3fn or float32"  # what nvfp4 has, as `joined` says
     return type(weight).__name__, *dtypes, weight.named_attributes()
 
 
 def joined(parts: Sequence[QuantizedTensor], interleaved: bool = False) -> QuantizedTensor:
     """The rows of the parts behind each other, or in turns: the weight [N, K] of one expert."""
-    parts = [_without_global_scale(part) for part in parts]
+    if len(parts) > 1:
+        parts = [with_float_scales(part) for part in parts]  # each part's scales have an offset of their own
+    if not _share_global_scale(parts):
+        parts = [_without_global_scale(part) for part in parts]
     if len(parts) == 1:
         return parts[0]
     names = {name for part in parts for name, _ in part.named_fields()}
@@ -125,8 +131,17 @@ def joined(parts: Sequence[QuantizedTensor], interleaved: bool = False) -> Quant
     return in_order(whole, rows.view(len(parts), -1).t().flatten())
 
 
+def _share_global_scale(parts: Sequence[QuantizedTensor]) -> bool:
+    """Whether the parts have none, or the same one, as gate and up have where they were quantised as one."""
+    scales = [part.global_scale for part in parts]
+    first = scales[0]
+    if first is None or not has_values(first):
+        return all((scale is None) == (first is None) for scale in scales)
+    return all(scale is not None and torch.equal(scale, first) for scale in scales)
+
+
 def _without_global_scale(weight: QuantizedTensor) -> QuantizedTensor:
-    """A weight whose scales have been multiplied by its global one, in float32: experts have one each."""
+    """A weight whose scales have been multiplied by its global one, in float32."""
     if not isinstance(weight, Lut4Tensor) or weight.global_scale is None:
         return weight
     fields = dict(weight.named_fields())

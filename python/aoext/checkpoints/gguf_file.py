@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
@@ -20,6 +21,7 @@ from aoext.serialization.container import Source, open_regular
 
 ARCHITECTURE, ALIGNMENT = "general.architecture", "general.alignment"
 DEFAULT_ALIGNMENT = 32
+SPLIT_COUNT, MOST_FILES = "split.count", 1000
 VERSIONS = (2, 3)
 
 # What a header may have: far more than any model's, and little enough to be read in seconds.
@@ -63,6 +65,14 @@ class GGUFFile:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def count(self) -> int:
+        """How many files the model lies in."""
+        count = self.metadata.get(SPLIT_COUNT, 1)
+        if type(count) is not int or not 0 <= count <= MOST_FILES:
+            raise self.source.error(f"{SPLIT_COUNT} must be a number up to {MOST_FILES}, got {count!r}")
+        return max(count, 1)
 
     def close(self) -> None:
         """Close the file; tensors that were read stay."""
@@ -187,6 +197,57 @@ class GGUFFile:
             yield name, Place(kind, shape, start + offset, size)
         if self._size > _aligned(end, alignment):
             raise self.source.error(f"{name} ends at byte {end}, and the file has {self._size}")
+
+
+class SplitGGUFFile:
+    """A model in several files, which are named by their numbers, as one file."""
+
+    def __init__(self, first: GGUFFile) -> None:
+        self.source, self.metadata = first.source, first.metadata
+        self.tensors = dict(first.tensors)
+        self._files = [first]
+        self._of = dict.fromkeys(first.tensors, first)
+        match = re.fullmatch(r"(.*-)00001-of-(\d{5})(\.gguf)", first.source.path.name)
+        if match is None or int(match[2]) != first.count:
+            raise self.source.error(
+                f"with {SPLIT_COUNT} {first.count} it must be named …-00001-of-{first.count:05}.gguf"
+            )
+        try:
+            for number in range(2, first.count + 1):
+                name = f"{match[1]}{number:05}-of-{match[2]}{match[3]}"
+                self._add(GGUFFile(Source(self.source.who, self.source.path.with_name(name))))
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, file: GGUFFile) -> None:
+        self._files.append(file)
+        for name in file.tensors:
+            if name in self.tensors:
+                raise file.source.error(f"{name} is there twice")
+        self.tensors.update(file.tensors)
+        self._of.update(dict.fromkeys(file.tensors, file))
+
+    def read(self, name: str) -> Tensor:
+        """A tensor's bytes, as GGUFFile.read gives them."""
+        return self._of[name].read(name)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+GGUF = GGUFFile | SplitGGUFFile
+
+
+def open_gguf(source: Source) -> GGUF:
+    """The model whose file, or the first of whose files, this is."""
+    file = GGUFFile(source)
+    try:
+        return file if file.count == 1 else SplitGGUFFile(file)
+    except BaseException:
+        file.close()
+        raise
 
 
 def _aligned(at: int, alignment: int) -> int:

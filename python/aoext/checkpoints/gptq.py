@@ -1,6 +1,7 @@
-"""Checkpoints of GPTQ (AutoGPTQ, GPTQModel) and AWQ, of 4 and 8 bits: w = (u - zero)·scale, exact.
+"""Checkpoints of GPTQ (AutoGPTQ, GPTQModel) and AWQ: w = (u - zero)·scale, exact.
 
-Both pack as many codes as there is room for to an int32; GPTQ along K, AWQ along N in an order of its own.
+Both pack codes into words of 32 bits: GPTQ along K, of 2 to 8 bits; AWQ along N in an order of its own, of 4
+and 8.
 """
 
 from __future__ import annotations
@@ -18,28 +19,31 @@ from aoext.checkpoints.base import (
     Writer,
     exactly,
     in_whole_groups,
-    int4,
-    int32_words,
-    integers,
-    nibbles,
     order_of_groups,
-    packed_pairs,
     refuse_what_is_aoexts_own,
     take,
 )
 from aoext.checkpoints.blocks import by_blocks
+from aoext.checkpoints.codes import codes_in_whole_words, from_planes, packed, unpacked
 from aoext.checkpoints.expressions import Expression
+from aoext.checkpoints.groups import integers, of_codes, of_pairs
 from aoext.checkpoints.settings import Settings
+from aoext.formats.checks import describe, has_values
 from aoext.formats.dtypes import dtype_name
 from aoext.tensors import BlockwiseTensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
 
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
-_BITS = (4, 8)
+# GPTQ's first format keeps zeros minus one: each word as one number where it holds whole codes, so that the
+# highest code carries into the next; other codes one by one.
+_ONE_EACH = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 
-# GPTQ's first format keeps zeros minus one, each word as one number, so that 15 + 1 carries.
-_ONE_EACH = {4: 0x11111111, 8: 0x01010101}
+# What GPTQModel long took from words of 3 bits in place of that, and added again.
+_ONES_OF_GPTQMODEL = (0x24924924, 0x92492492, 0x49249249)
+
+# Codes that GPTQModel has in planes alone; others lie so where the checkpoint's format is gptq_p.
+_PLANES = (5, 6, 7)
 
 # What codes and zeros of 8 bits have to those of int8, and so the zero of symmetric weights.
 _MIDDLE = 0x80
@@ -51,6 +55,7 @@ _AWQ_ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 class _Packing(NamedTuple):
     """How a layer is packed."""
 
+    widths: Sequence[int]  # what bits may be
     bits: int
     group_size: int  # -1 for whole rows
     ordered: bool | None  # whether groups may hold columns that lie apart; None if the tensors show that
@@ -58,7 +63,8 @@ class _Packing(NamedTuple):
     def with_own(self, own: Settings) -> _Packing:
         """Another layer's, whose own settings go before these."""
         return _Packing(
-            own.choice("bits", _BITS, self.bits),
+            self.widths,
+            own.choice("bits", self.widths, self.bits),
             own.group_size("group_size", self.group_size),
             own.flag("desc_act", bool(self.ordered)) if "desc_act" in own else self.ordered,
         )
@@ -87,11 +93,11 @@ class _OwnSettings:
 
 
 class GptqReader(Reader):
-    """qweight int32 [K/8, N], qzeros int32 [groups, N/8], scales [groups, N], g_idx int32 [K], for as
-    many groups as hold K columns; the last may be partial.
+    """qweight int32 [K·bits/32, N], qzeros int32 [groups, N·bits/32], scales [groups, N], g_idx int32 [K],
+    for as many groups as hold K columns; the last may be partial.
 
     Groups whose columns lie apart (act-order: a g_idx that does not rise) become a weight with k_order; where
-    desc_act is false, nothing is read of g_idx. Four codes of 8 bits are in a word.
+    desc_act is false, nothing is read of g_idx.
     """
 
     names = ("qweight", "qzeros", "scales", "g_idx")
@@ -102,16 +108,19 @@ class GptqReader(Reader):
         settings: Settings,
         own: Mapping[str, Settings] | None = None,
         zeros_minus_one: bool | None = None,
+        widths: Sequence[int] = range(2, 9),
     ) -> None:
-        """own: settings of layers; zeros_minus_one: None where checkpoint_format says it."""
-        bits = settings.choice("bits", _BITS)
+        """own: settings of layers; zeros_minus_one: None where checkpoint_format says it; widths: what bits
+        may be
+        """
+        bits = settings.choice("bits", widths)
         ordered = settings.flag("desc_act", False) if "desc_act" in settings else None
-        self.packing = _Packing(bits, settings.group_size("group_size", 128), ordered)
+        self.packing = _Packing(widths, bits, settings.group_size("group_size", 128), ordered)
         self.own = _OwnSettings(own or {})
-        self.zeros_minus_one = zeros_minus_one
-        if zeros_minus_one is None:
-            made = settings.choice("checkpoint_format", ("gptq", "gptq_v2", "gptq_p"), "gptq")
-            self.zeros_minus_one = made == "gptq"
+        made = settings.choice("checkpoint_format", ("gptq", "gptq_v2", "gptq_p"), "gptq")
+        self.zeros_minus_one = made == "gptq" if zeros_minus_one is None else zeros_minus_one
+        self.in_planes = made == "gptq_p"
+        self.symmetric = settings.flag("sym", False)
         # What other settings layers have, by regular expressions that begin their names.
         self.dynamic = [
             (Expression(own.who, key.removeprefix("-:").removeprefix("+:")), key.startswith("-:"), own)
@@ -120,25 +129,47 @@ class GptqReader(Reader):
 
     def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         packing = self._packing(layer)
-        in_word = 32 // packing.bits
+        bits = packing.bits
         qweight = take(layer, tensors, "qweight", (torch.int32,), (-1, -1))
-        columns, rows = in_word * qweight.shape[0], qweight.shape[1]
+        rows, columns = qweight.shape[1], 32 * qweight.shape[0] // bits
+        if bits not in _ONE_EACH and qweight.shape[0] % bits:
+            raise ValueError(
+                f"{layer}: qweight must be int32 [K·{bits}/32, N] with K a multiple of 32, "
+                f"got {describe(qweight)}"
+            )
         group_size = _size_of_groups(packing, columns)
         groups = ceil_div(columns, group_size)
         scale = take(layer, tensors, "scales", _SCALES, (groups, rows))
-        zeros = take(layer, tensors, "qzeros", (torch.int32,), (groups, ceil_div(rows, in_word)))
-        zeros = zeros + _ONE_EACH[packing.bits] if self.zeros_minus_one else zeros
-        codes = qweight.t().contiguous().view(torch.uint8)  # little-endian words: the first k lowest
+        qzeros = take(layer, tensors, "qzeros", (torch.int32,), (groups, ceil_div(rows * bits, 32)))
+        zero = self._zeros(qzeros, bits)[:, :rows]
         order = None
         if packing.ordered is not False:
             order = order_of_groups(layer, tensors, "g_idx", columns, group_size)
-        if packing.bits == 8:
-            zero = zeros.contiguous().view(torch.uint8)[:, :rows]
-            return _eight_bits(layer, codes, scale, zero, group_size, dtype, order)
-        if order is not None:
-            codes = packed_pairs(nibbles(codes.view(torch.int32))[:, order])
-        scale, zero = in_whole_groups(columns, group_size, scale, nibbles(zeros)[:, :rows])
-        return int4(layer, codes, scale, zero, dtype, order)
+        words = qweight.t().contiguous()
+        if bits == 8:
+            return _eight_bits(layer, unpacked(words, 8), scale, zero, group_size, dtype, order)
+        scale, zero = in_whole_groups(columns, group_size, scale, zero)
+        in_middle = self.symmetric and (not has_values(zero) or bool((zero == 1 << (bits - 1)).all()))
+        zeros = None if in_middle else zero
+        if bits == 4 and order is None:
+            return of_pairs(layer, words.view(torch.uint8), scale, zeros, dtype)
+        codes = self._unpacked(words, bits)
+        return of_codes(layer, codes if order is None else codes[:, order], bits, scale, zeros, dtype, order)
+
+    def _unpacked(self, words: Tensor, bits: int) -> Tensor:
+        return (from_planes if self.in_planes or bits in _PLANES else unpacked)(words, bits)
+
+    def _zeros(self, words: Tensor, bits: int) -> Tensor:
+        if not self.zeros_minus_one:
+            return self._unpacked(words, bits)
+        if bits in _ONE_EACH:
+            return unpacked(words + _ONE_EACH[bits], bits)
+        highest = (1 << bits) - 1
+        zero = (self._unpacked(words, bits) + 1) & highest
+        if bits == 3 and self.symmetric and has_values(zero) and bool((zero != 4).any()):
+            ones = torch.tensor(_ONES_OF_GPTQMODEL, device=words.device).to(torch.int32)
+            zero = unpacked(words + ones.repeat(ceil_div(words.shape[1], 3))[: words.shape[1]], 3)
+        return zero
 
     def _packing(self, layer: str) -> _Packing:
         packing = self.own.of(layer, self.packing)
@@ -171,7 +202,9 @@ def _eight_bits(
 
 
 class GptqWriter(Writer):
-    """The same four tensors, scales in float16. Zeros minus one where all are 8 (or 128), else version 2."""
+    """The same four tensors, of 2, 3, 4 and 8 bits, scales in float16. Zeros minus one where the checkpoint
+    is symmetric, else version 2.
+    """
 
     scale_dtype = torch.float16
 
@@ -180,20 +213,25 @@ class GptqWriter(Writer):
             raise ValueError(f"{layer}: activations that are quantised have no place in the format")
         if isinstance(weight, (Int8Tensor, BlockwiseTensor)):
             return self._eight_bits(layer, weight)
-        codes, scale, zero, group, ordered = integers(layer, weight)
-        if weight.shape[0] % 8:
-            raise ValueError(f"{layer}: N must be a multiple of 8, got {weight.shape[0]}")
-        if self.symmetric and bool((zero != 8).any()):
-            raise ValueError(f"{layer}: its zeros must be 8, for the checkpoint is said to be symmetric")
+        made = integers(layer, weight)
+        bits, (rows, columns) = made.bits, weight.shape
+        if bits in _PLANES:
+            raise ValueError(f"{layer}: the format has 2, 3, 4 and 8 bits, got {bits}")
+        if rows % (whole := codes_in_whole_words(bits)):
+            raise ValueError(f"{layer}: N must be a multiple of {whole}, got {rows}")
+        if self.symmetric and not made.symmetric:
+            raise ValueError(
+                f"{layer}: its zeros must be {1 << (bits - 1)}, for the checkpoint is said to be symmetric"
+            )
         tensors = {
-            "qweight": int32_words(codes).t().contiguous(),
-            "qzeros": int32_words(zero) - (_ONE_EACH[4] if self.symmetric else 0),
-            "scales": exactly(layer, scale, self.scale_dtype),
-            "g_idx": group.to(torch.int32),
+            "qweight": made.words(layer).t().contiguous(),
+            "qzeros": packed(made.zero - 1 if self.symmetric else made.zero, bits),
+            "scales": exactly(layer, made.scale, self.scale_dtype),
+            "g_idx": made.group.to(torch.int32),
         }
-        columns = weight.shape[1]
-        facts = {"group_size": columns // scale.shape[0], "columns": columns, "ordered": ordered}
-        return tensors, {"bits": 4, **facts}
+        group_size = weight.block_size[1]
+        facts = {"group_size": group_size, "columns": columns, "ordered": made.ordered}
+        return tensors, {"bits": bits, **facts}
 
     def _eight_bits(
         self, layer: str, weight: Int8Tensor | BlockwiseTensor
@@ -263,10 +301,11 @@ class AwqReader(Reader):
 
     def __init__(self, settings: Settings, own: Mapping[str, Settings] | None = None) -> None:
         """own: settings of layers"""
-        bits = settings.choice("bits" if "bits" in settings else "w_bit", _BITS)
+        widths = (4, 8)
+        bits = settings.choice("bits" if "bits" in settings else "w_bit", widths)
         settings.choice("version", ("gemm", "GEMM"), "gemm")
         size = "group_size" if "group_size" in settings else "q_group_size"
-        self.packing = _Packing(bits, settings.group_size(size, 128), None)
+        self.packing = _Packing(widths, bits, settings.group_size(size, 128), None)
         self.own = _OwnSettings(own or {})
 
     def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
@@ -281,15 +320,12 @@ class AwqReader(Reader):
         codes, zero = (_in_order(words, packing.bits) for words in (qweight, qzeros))
         if packing.bits == 8:
             return _eight_bits(layer, codes.t(), scale, zero, group_size, dtype)
-        if columns % 2:
-            raise ValueError(f"{layer}: K must be even for weights of 4 bits to run on aoext, got {columns}")
         scale, zero = in_whole_groups(columns, group_size, scale, zero)
-        return int4(layer, packed_pairs(codes.t()), scale, zero, dtype)
+        return of_codes(layer, codes.t(), 4, scale, zero, dtype)
 
 
 def _in_order(words: Tensor, bits: int) -> Tensor:
     """AWQ's int32 [A, N·bits/32] to uint8 [A, N]."""
     order = torch.tensor(_AWQ_ORDER[bits], device=words.device)
-    codes = nibbles(words) if bits == 4 else words.contiguous().view(torch.uint8)
-    columns = codes.unflatten(1, (-1, len(order)))
+    columns = unpacked(words, bits).unflatten(1, (-1, len(order)))
     return torch.empty_like(columns).index_copy_(2, order, columns).flatten(1)

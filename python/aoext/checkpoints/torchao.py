@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.checkpoints import torchao_blocks
+from aoext.checkpoints import torchao_blocks, torchao_intx
 from aoext.checkpoints.base import Reader, Writer, exactly, is_nonzero, refuse_what_is_aoexts_own, take
 from aoext.checkpoints.settings import Settings
 from aoext.formats.dtypes import FLOAT_DTYPES
@@ -129,6 +129,7 @@ _CONVERSIONS: dict[str, _Conversion] = {
     "Int4Tensor": _plain,
     "Int4PlainInt32Tensor": _plain_int32,
     "Int4TilePackedTo4dTensor": _tinygemm,
+    "IntxUnpackedToInt8Tensor": torchao_intx.unpacked_to_int8,
     "Int8Tensor": _rows(Int8Tensor, (torch.int8,)),
     "Float8Tensor": _float8,
     "MXTensor": torchao_blocks.mx,

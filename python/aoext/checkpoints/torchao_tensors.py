@@ -21,9 +21,11 @@ from torchao.quantization.quantize_.workflows import (
 )
 
 from aoext.checkpoints.blocks import looks_up
+from aoext.checkpoints.groups import integers
 from aoext.formats.checks import describe
-from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT8_DTYPES, dtype_name
+from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT8_DTYPES, FLOAT_DTYPES, dtype_name
 from aoext.formats.lookup_tables import E2M1
+from aoext.formats.table import FORMATS, Code
 from aoext.tensors import (
     BlockwiseTensor,
     Float8Tensor,
@@ -32,12 +34,17 @@ from aoext.tensors import (
     Lut4Tensor,
     QuantizedTensor,
 )
+from aoext.tensors.groups import GroupsTensor
+from aoext.tensors.nested import with_float_scales
+from aoext.tensors.ranges import has_ranges
 
 
 def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
     """The tensor of torchao that a weight of aoext stands for; ValueError, which begins with `name`."""
     if getattr(weight, "k_order", None) is not None:
         raise ValueError(f"{name}: torchao's weights have no columns in another order")
+    if has_ranges(weight):
+        raise ValueError(f"{name}: torchao's weights have no static ranges of activations")
     if isinstance(weight, Int4Tensor):
         if weight.activation is not None:
             raise ValueError(f"{name}: torchao's int4 weights have no activations of 8 bits")
@@ -51,8 +58,10 @@ def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
             weight.shape,
             weight.act_pre_scale,
         )
+    if isinstance(weight, GroupsTensor) or (isinstance(weight, BlockwiseTensor) and _in_groups(weight)):
+        return _intx(name, weight)
     if isinstance(weight, (BlockwiseTensor, Lut4Tensor)):
-        return _by_blocks(name, weight)
+        return _by_blocks(name, with_float_scales(weight))
     block_size, rows = list(weight.block_size), torchao.PerRow()
     dynamic: Any = None
     if isinstance(weight, Int8Tensor):
@@ -67,6 +76,39 @@ def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
         dynamic = QuantizeTensorToFloat8Kwargs(weight.qdata.dtype, rows)
     return torchao.Float8Tensor(
         weight.qdata, weight.scale, block_size, act_quant_kwargs=dynamic, dtype=weight.dtype
+    )
+
+
+def _intx(name: str, weight: GroupsTensor | BlockwiseTensor) -> Tensor:
+    """Integers, each in a byte of its own."""
+    if weight.quantizes_input_to is not None:
+        raise ValueError(f"{name}: torchao's integers have no symmetric activations of 8 bits")
+    if isinstance(weight, BlockwiseTensor):
+        bits, qdata, scale = 8, weight.qdata, weight.scale
+        zero = qdata.new_zeros(scale.shape) if weight.zero_point is None else weight.zero_point.contiguous()
+    else:
+        made = integers(name, weight)
+        bits, scale = made.bits, made.scale.t().contiguous()
+        half = 1 << (bits - 1)
+        qdata, zero = (codes.view(torch.int8) - half for codes in (made.codes, made.zero.t().contiguous()))
+    return torchao.IntxUnpackedToInt8Tensor(
+        qdata,
+        scale,
+        zero,
+        getattr(torch, f"int{bits}"),
+        tuple(weight.block_size),
+        weight.dtype,
+        None,  # how activations are quantised
+    )
+
+
+def _in_groups(weight: BlockwiseTensor) -> bool:
+    """Whether it is int8 with a float for each group along K, all of them whole."""
+    return (
+        weight.qdata.dtype is torch.int8
+        and weight.scale.dtype in FLOAT_DTYPES
+        and weight.block_size[0] == 1
+        and weight.shape[1] % weight.block_size[1] == 0
     )
 
 
@@ -105,14 +147,18 @@ def _by_blocks(name: str, weight: BlockwiseTensor | Lut4Tensor) -> Tensor:
             weight.qdata, weight.scale, block_size, act_quant_kwargs=kwargs, dtype=weight.dtype
         )
     raise ValueError(
-        f"{name}: torchao has float8 with float32 scales or exponents, and e2m1 with exponents or "
-        f"float8_e4m3fn for groups of 16, all for whole blocks, got {describe(weight.qdata)} with "
-        f"{dtype_name(weight.scale.dtype)} for blocks of {block_size}"
+        f"{name}: torchao has float8 with float32 scales or exponents, e2m1 with exponents or float8_e4m3fn "
+        f"for groups of 16, and integers in groups along K, all for whole blocks, got "
+        f"{describe(weight.qdata)} with {dtype_name(weight.scale.dtype)} for blocks of {block_size}"
     )
 
 
 def config_like(weight: QuantizedTensor) -> Any:
     """The config by which torchao makes weights of this kind, or where it has none, the nearest."""
+    intx = isinstance(weight, GroupsTensor) and not isinstance(weight, Int4Tensor)
+    if intx or (isinstance(weight, BlockwiseTensor) and _in_groups(weight)):
+        bits, group = FORMATS[Code(weight.code)].bits, torchao.PerGroup(weight.block_size[1])
+        return torchao.IntxWeightOnlyConfig(weight_dtype=getattr(torch, f"int{bits}"), granularity=group)
     if isinstance(weight, (BlockwiseTensor, Lut4Tensor)):
         if weight.scale.dtype in EXPONENT_DTYPES:
             four = isinstance(weight, Lut4Tensor)

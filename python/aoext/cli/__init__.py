@@ -1,6 +1,6 @@
-"""The command line: `aoext info`, `aoext convert`, `aoext report`, and what aoext-bench adds to it.
+"""The command line: info, convert, evaluate, search and report, and what aoext-bench adds to it.
 
-commands.py is the entrance. Each command is one file (info.py, convert.py, report.py, bench.py) that reads
+commands.py is the entrance. Each command is one file (info.py, convert.py and so on) that reads
 its options and prints; what it finds out and how it looks are files of that name beside it.
 """
 

@@ -1,4 +1,4 @@
-"""`aoext bench` and `aoext demo`, which aoext-bench brings: a distribution of its own, in benchmarks/."""
+"""`aoext bench`, `demo` and `quality`, which aoext-bench brings, a distribution of its own (benchmarks/)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 WHAT_TO_INSTALL = "It needs aoext-bench: pip install aoext-bench"
-COMMANDS = ("bench", "demo")
+COMMANDS = ("bench", "demo", "quality")
 
 
 def find(module: str, name: str) -> Any:

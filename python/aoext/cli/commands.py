@@ -7,12 +7,17 @@ import click
 import aoext
 from aoext.cli import bench
 from aoext.cli.convert import convert
+from aoext.cli.evaluate import evaluate
 from aoext.cli.info import info
 from aoext.cli.report import report
+from aoext.cli.search import search
 
 _DOCUMENTS = """\b
 Documents, in the folder docs of the sources:
   schemes.md    which scheme do I choose?
+  quality.md    better numbers at the same bits
+  calibrate.md  quantising with data
+  qat.md        training for a scheme, mixed precision, evaluating
   models.md     load, save and convert models
   lora.md       LoRA on a quantised model
   migrating.md  coming from torchao, bitsandbytes, GPTQModel, llama.cpp
@@ -36,5 +41,5 @@ def cli() -> None:
     """Quantised PyTorch operators: see what they cost, save and gain on this machine."""
 
 
-for command in (convert, info, report):
+for command in (convert, evaluate, info, report, search):
     cli.add_command(command)

@@ -92,3 +92,12 @@ def progress_line(text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def present(measured: Mapping[str, Any], view: Table, path: Path) -> None:
+    """Write what was measured, with its `environment`, as JSON, and show it in a table."""
+    write_json(path, measured)
+    out = console()
+    out.print(summary_line(measured["environment"]))
+    out.print(f"JSON   {path}")
+    out.print(view)

@@ -117,12 +117,12 @@ def _check_sorting(device: torch.device, generator: Generator) -> Iterator[Check
     tokens, k, experts = 70, 8, 128
     ids = routed(tokens, k, experts, generator)
     try:
-        order, offsets = torch.ops.ao.sort_by_expert(ids.to(device), experts)
+        results = torch.ops.ao.sort_by_expert(ids.to(device), experts)
     except (RuntimeError, NotImplementedError) as failure:
         error, problem = None, f"raised: {str(failure).splitlines()[0]}"
     else:
-        same = (order.tolist(), offsets.tolist()) == sorted_by_expert(ids, experts)
-        error, problem = (0.0, "") if same else (None, "the order or the offsets are others")
+        same = tuple(result.tolist() for result in results) == sorted_by_expert(ids, experts)
+        error, problem = (0.0, "") if same else (None, "the order, the places or the offsets are others")
     name = dtype_name(ids.dtype)
     yield Check("sort_by_expert", name, "many rows", name, tokens, experts, k, 0.0, error, problem)
 

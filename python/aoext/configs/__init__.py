@@ -13,10 +13,11 @@ from aoext.configs.eight_bits import (
     MXDynamicActivationMXWeightConfig,
 )
 from aoext.configs.four_bits import MXFP4WeightOnlyConfig, NF4WeightOnlyConfig, NVFP4WeightOnlyConfig
-from aoext.configs.int4 import (
+from aoext.configs.groups import (
     Float8DynamicActivationInt4WeightConfig,
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt4WeightConfig,
+    IntxWeightOnlyConfig,
 )
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
+    "IntxWeightOnlyConfig",
     "MXDynamicActivationMXWeightConfig",
     "MXFP4WeightOnlyConfig",
     "NF4WeightOnlyConfig",

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from aoext.formats.checks import describe, is_dense, shown
+from aoext.formats.checks import describe, has_values, is_dense, shown
 from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, dtype_name, one_of
 from aoext.packing.blockwise import check_scaling
+from aoext.quality.scales import check_algorithm, fitted
 from aoext.tensors import QuantizedTensor
+from aoext.tensors.each_expert import by_expert
 from aoext.tensors.fields import check_block_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # PerRow() where a configuration is written down.
 PER_ROW = "per_row"
@@ -23,7 +28,37 @@ PER_ROW = "per_row"
 
 @dataclass(frozen=True)
 class QuantizationConfig(ABC):
-    """A way to quantise weights."""
+    """A way to quantise weights.
+
+    algorithm: how scales and zero points are chosen. "rounding": by the extremes of what shares them;
+        "search": for the least squared error, which no weight is worse by and which takes longer; "hqq":
+        Half-Quadratic Quantization, for integers with zero points.
+    """
+
+    trains: ClassVar[bool] = False  # whether the weights that it makes take gradients
+
+    algorithm: str = field(default="rounding", kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = QuantizationConfig.__repr__  # type: ignore[method-assign]  # dataclass leaves it then
+
+    def __post_init__(self) -> None:
+        check_algorithm(type(self).__name__, self.algorithm, self._has_offsets)
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={value!r}" for name, value in self.arguments().items()]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def arguments(self) -> dict[str, Any]:
+        """What it was made of, by name; the algorithm last, and only where it is not rounding."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        algorithm = found.pop("algorithm")
+        return found if algorithm == "rounding" else {**found, "algorithm": algorithm}
+
+    @property
+    def _has_offsets(self) -> bool:
+        """Whether zero points are chosen."""
+        return False
 
     @property
     def quant_method(self) -> str:
@@ -33,15 +68,42 @@ class QuantizationConfig(ABC):
             f"quantization_config=aoext.AoextConfig({self!r})"
         )
 
+    def with_algorithm(self, algorithm: str | None) -> Self:
+        """The config with another algorithm, where one is given. ValueError for one that it cannot have."""
+        return self if algorithm is None else replace(self, algorithm=algorithm)
+
+    def config_for(self, module: str) -> QuantizationConfig | None:
+        """The config of the module of this name: PerModuleConfig has one for each."""
+        return self
+
     @abstractmethod
+    def rounded(self, weight: Tensor) -> QuantizedTensor:
+        """What `quantize` gives by the algorithm "rounding"."""
+
     def quantize(self, weight: Tensor) -> QuantizedTensor:
         """The quantised weight [N, K] or [E, N, K], on its device. NaN or Inf in it raises ValueError."""
+        if self.algorithm == "rounding" or not has_values(weight):
+            return self.rounded(weight)
+
+        def of_matrix(matrix: Tensor) -> QuantizedTensor:
+            return self.stored(fitted(self.rounded(matrix), matrix, algorithm=self.algorithm).tensor(matrix))
+
+        return by_expert(of_matrix, weight)
+
+    def stored(self, weight: QuantizedTensor) -> QuantizedTensor:
+        """A weight [N, K] on a grid of this config's as its layers keep it."""
+        return weight
+
+    def form(self, weight: Tensor) -> QuantizedTensor:
+        """What `quantize` makes of a weight of this shape and dtype, without values."""
+        return self.rounded(torch.empty(weight.shape, dtype=weight.dtype, device="meta"))
 
     def obstacle(self, weight: Tensor) -> str | None:
         """Why a weight of this kind, shape and dtype cannot be quantised so; None if it can."""
-        if isinstance(weight, QuantizedTensor):
+        trains = isinstance(weight, QuantizedTensor) and weight.trains
+        if isinstance(weight, QuantizedTensor) and not trains:
             return f"already quantised: {weight}"
-        if is_traceable_wrapper_subclass(weight) or not is_dense(weight):
+        if (is_traceable_wrapper_subclass(weight) and not trains) or not is_dense(weight):
             kind = type(weight).__name__ if is_dense(weight) else describe(weight)
             return f"its weight must be a dense tensor, not {kind}"
         if weight.dim() not in (2, 3):
@@ -50,7 +112,7 @@ class QuantizationConfig(ABC):
             return f"its weight must be {one_of(FLOAT_DTYPES)}, not {dtype_name(weight.dtype)}"
         if weight.numel() == 0:
             return f"its weight is empty: {list(weight.shape)}"
-        if weight.untyped_storage().nbytes() == 0:
+        if not trains and weight.untyped_storage().nbytes() == 0:
             return "the memory of its weight was freed, as FSDP does between calls"
         return None
 

@@ -28,7 +28,7 @@ from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, QuantizedTe
 class Int8WeightOnlyConfig(QuantizationConfig):
     """int8 weights with a scale for each row, activations as they are."""
 
-    def quantize(self, weight: Tensor) -> Int8Tensor:
+    def rounded(self, weight: Tensor) -> Int8Tensor:
         return Int8Tensor.from_hp(weight)
 
 
@@ -41,7 +41,7 @@ class Int8DynamicActivationInt8WeightConfig(QuantizationConfig):
             return general
         return too_long(torch.int8, weight.shape[-1])
 
-    def quantize(self, weight: Tensor) -> Int8Tensor:
+    def rounded(self, weight: Tensor) -> Int8Tensor:
         return Int8Tensor.from_hp(weight, dynamic_activation=True)
 
 
@@ -57,11 +57,12 @@ class Float8WeightOnlyConfig(QuantizationConfig):
     granularity: Any = field(default_factory=PerRow)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         who = type(self).__name__
         check_float8(who, "weight_dtype", self.weight_dtype)
         object.__setattr__(self, "granularity", granularity_of(who, self.granularity))
 
-    def quantize(self, weight: Tensor) -> QuantizedTensor:
+    def rounded(self, weight: Tensor) -> QuantizedTensor:
         if isinstance(self.granularity, PerBlock):
             return BlockwiseTensor.from_hp(weight, self.granularity.block_size, self.weight_dtype)
         return Float8Tensor.from_hp(weight, self.weight_dtype)
@@ -80,6 +81,7 @@ class Float8DynamicActivationFloat8WeightConfig(QuantizationConfig):
     granularity: Any = field(default_factory=PerRow)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         who = type(self).__name__
         check_float8(who, "weight_dtype", self.weight_dtype)
         activation, weight = granularities_of(who, self.granularity)
@@ -87,7 +89,7 @@ class Float8DynamicActivationFloat8WeightConfig(QuantizationConfig):
             self, "granularity", weight if isinstance(weight, PerRow) else (activation, weight)
         )
 
-    def quantize(self, weight: Tensor) -> QuantizedTensor:
+    def rounded(self, weight: Tensor) -> QuantizedTensor:
         if isinstance(self.granularity, PerRow):
             return Float8Tensor.from_hp(weight, self.weight_dtype, dynamic_activation=True)
         activation, blocks = self.granularity
@@ -112,6 +114,7 @@ class MXDynamicActivationMXWeightConfig(QuantizationConfig):
     scaling_mode: Scaling = "rceil"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         who = type(self).__name__
         check_positive(who, "block_size", self.block_size)
         for name in ("activation_dtype", "weight_dtype"):
@@ -123,7 +126,7 @@ class MXDynamicActivationMXWeightConfig(QuantizationConfig):
             )
         take_scaling_mode(who, self)
 
-    def quantize(self, weight: Tensor) -> BlockwiseTensor:
+    def rounded(self, weight: Tensor) -> BlockwiseTensor:
         block = [1, self.block_size]
         return BlockwiseTensor.from_hp(
             weight,

@@ -9,7 +9,7 @@ from torch import Tensor
 from aoext.configs.base import QuantizationConfig, check_bool, check_positive, take_scaling_mode
 from aoext.formats.lookup_tables import LUT4_FORMATS
 from aoext.packing.blockwise import Scaling
-from aoext.tensors import Lut4Tensor
+from aoext.tensors import Lut4Tensor, NestedLut4Tensor, QuantizedTensor
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class MXFP4WeightOnlyConfig(_Lut4Config):
     scaling_mode: Scaling = "rceil"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         take_scaling_mode(type(self).__name__, self)
 
-    def quantize(self, weight: Tensor) -> Lut4Tensor:
+    def rounded(self, weight: Tensor) -> Lut4Tensor:
         return Lut4Tensor.from_hp(weight, "mxfp4", scaling=self.scaling_mode)
 
 
@@ -48,9 +49,10 @@ class NVFP4WeightOnlyConfig(_Lut4Config):
     use_dynamic_per_tensor_scale: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bool(type(self).__name__, "use_dynamic_per_tensor_scale", self.use_dynamic_per_tensor_scale)
 
-    def quantize(self, weight: Tensor) -> Lut4Tensor:
+    def rounded(self, weight: Tensor) -> Lut4Tensor:
         return Lut4Tensor.from_hp(weight, "nvfp4", two_scales=self.use_dynamic_per_tensor_scale)
 
 
@@ -59,12 +61,30 @@ class NF4WeightOnlyConfig(_Lut4Config):
     """NF4, QLoRA's: quantiles of the normal distribution and a scale for each block, activations as they are.
 
     block_size: how many along K share a scale; bitsandbytes has 64.
+    double_quantization: scales of 8 bits with one float32 for each 256 of them, as bitsandbytes has them with
+        bnb_4bit_use_double_quant: 4.13 bits a weight in place of 4.5.
     """
 
     block_size: int = LUT4_FORMATS["nf4"].block_k
+    double_quantization: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(type(self).__name__, "block_size", self.block_size)
+        check_bool(type(self).__name__, "double_quantization", self.double_quantization)
 
-    def quantize(self, weight: Tensor) -> Lut4Tensor:
-        return Lut4Tensor.from_hp(weight, "nf4", block_size=[1, self.block_size])
+    def obstacle(self, weight: Tensor) -> str | None:
+        if (general := super().obstacle(weight)) is not None:
+            return general
+        if self.double_quantization and weight.shape[-1] % self.block_size:
+            return f"K = {weight.shape[-1]} is no multiple of {self.block_size}, as double_quantization needs"
+        return None
+
+    def rounded(self, weight: Tensor) -> Lut4Tensor:
+        kind = NestedLut4Tensor if self.double_quantization else Lut4Tensor
+        return kind.from_hp(weight, "nf4", block_size=[1, self.block_size])
+
+    def stored(self, weight: QuantizedTensor) -> QuantizedTensor:
+        if not self.double_quantization or not isinstance(weight, Lut4Tensor):
+            return weight
+        return NestedLut4Tensor.of(weight)

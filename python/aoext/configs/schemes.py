@@ -16,6 +16,7 @@ from aoext.configs import (
     Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
     MXDynamicActivationMXWeightConfig,
     MXFP4WeightOnlyConfig,
     NF4WeightOnlyConfig,
@@ -25,7 +26,7 @@ from aoext.configs import (
     QuantizationConfig,
 )
 from aoext.configs.base import PER_ROW
-from aoext.configs.int4 import AUTO
+from aoext.configs.groups import AUTO
 from aoext.formats.dtypes import FLOAT8_DTYPES, dtype_name
 
 SCHEMES: dict[str, type[QuantizationConfig]] = {
@@ -41,8 +42,13 @@ SCHEMES: dict[str, type[QuantizationConfig]] = {
     "mxfp4": MXFP4WeightOnlyConfig,
     "nvfp4": NVFP4WeightOnlyConfig,
     "nf4": NF4WeightOnlyConfig,
+    "intx": IntxWeightOnlyConfig,
+    "int2": IntxWeightOnlyConfig,
+    "int3": IntxWeightOnlyConfig,
+    "int5": IntxWeightOnlyConfig,
+    "int6": IntxWeightOnlyConfig,
 }
-# What a name means beside its config's defaults: groups that fit each layer, and DeepSeek's blocks.
+# What a name means beside its config's defaults: groups that fit each layer, bits, and DeepSeek's blocks.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     **{
         name: {"group_size": AUTO}
@@ -51,6 +57,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "float8_block": {"granularity": [[1, 128], [128, 128]]},
 }
+for _bits in (2, 3, 5, 6):
+    ARGUMENTS[f"int{_bits}"]["bits"] = _bits
 _NAMES = {config_type: name for name, config_type in reversed(SCHEMES.items())}
 _DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT8_DTYPES}
 
@@ -94,8 +102,8 @@ def to_dict(config: QuantizationConfig) -> dict[str, Any]:
     >>> to_dict(Int4WeightOnlyConfig(group_size=32))
     {'scheme': 'int4', 'group_size': 32, 'symmetric': False}
     """
-    arguments = {field.name: getattr(config, field.name) for field in fields(config)}
-    return {"scheme": _NAMES[type(config)], **{name: _in_json(value) for name, value in arguments.items()}}
+    arguments = {name: _in_json(value) for name, value in config.arguments().items()}
+    return {"scheme": _NAMES[type(config)], **arguments}
 
 
 def _in_json(value: Any) -> Any:

@@ -7,7 +7,6 @@ joining rows makes a weight of them, else a layer's at a time, put together by t
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -52,7 +51,7 @@ class PlainExperts:
     def quantized(
         self, name: str, config: QuantizationConfig, read: Callable[[str], Tensor]
     ) -> QuantizedTensor | None:
-        """A weight [E, N, K], quantised expert by expert; None where it takes all of them at once."""
+        """A weight [E, N, K], quantised expert by expert; None where the files have it in one tensor."""
         experts = self.one_by_one.get(name)
         if experts is None:
             return None
@@ -63,11 +62,9 @@ class PlainExperts:
 
         with named(f"convert: {name}"):
             check_numbers(experts)
-            first = config.quantize(of_expert(0))
-            if first.global_scale is not None:  # which follows from all experts
-                return None
-            others = (config.quantize(of_expert(e)) for e in range(1, experts.shape[0]))
-            return put_together(itertools.chain([first], others), experts.shape)
+            return put_together(
+                (config.quantize(of_expert(e)) for e in range(experts.shape[0])), experts.shape
+            )
 
     def tensor(self, name: str, read: Callable[[str], Tensor]) -> Tensor:
         """A plain weight of experts, of what `read` gives of the files; ValueError where that makes none."""

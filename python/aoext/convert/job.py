@@ -12,16 +12,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from aoext import checkpoints, serialization
-from aoext.checkpoints.base import Reader, Writer, with_scales_in
+from aoext.checkpoints.base import Reader, Writer
 from aoext.checkpoints.experts import Experts, read_experts
-from aoext.configs import QuantizationConfig, schemes
+from aoext.checkpoints.groups import has_zero_points, with_scales_in
+from aoext.configs import QuantizationConfig
+from aoext.configs.per_module import AnyConfig, PerModuleConfig
+from aoext.configs.schemes import to_dict
 from aoext.convert.experts import PlainExperts
 from aoext.convert.own import OwnReader
 from aoext.convert.source import Checkpoint
 from aoext.convert.target import Target
 from aoext.models.layers import as_rows, as_weight
 from aoext.models.summary import grouped, large_tensors
-from aoext.tensors import Int4Tensor, QuantizedTensor
+from aoext.tensors import QuantizedTensor
 
 AOEXT = "aoext"
 
@@ -54,20 +57,23 @@ class Conversion:
 def convert_checkpoint(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    config: QuantizationConfig | None = None,
+    config: AnyConfig | None = None,
     *,
     format: str = AOEXT,
     double_quantization: bool = False,
+    quantize_embeddings: bool = False,
     each: Callable[[list[str]], Iterable[str]] = list,
 ) -> Conversion:
     """Write a checkpoint of transformers, a folder, as one of aoext's, which from_pretrained loads.
 
     config: how to quantise a checkpoint that is not quantised: its linear layers but the output layer and
-        what is tied to it. None for one that aoext or another library (checkpoints.READERS) has quantised:
-        its weights come onto aoext's layouts without loss.
+        what is tied to it; a PerModuleConfig says it for each. None for one that aoext or another library
+        (checkpoints.READERS) has quantised: its weights come onto aoext's layouts without loss.
     format: whose checkpoint the target is: "aoext", or "gptq", "torchao", "compressed-tensors" or
         "bitsandbytes", where these can say exactly what the weights are.
-    double_quantization: whether bitsandbytes' scales become 8 bits themselves, which rounds them.
+    double_quantization: whether bitsandbytes' scales become 8 bits themselves, which rounds those of floats.
+    quantize_embeddings: whether config quantises embeddings too, for aoext's format; an output layer that is
+        tied to one goes on sharing its weight.
     each: goes through the names of the files, as tqdm does.
 
     Files beside the weights are copied, but for links that lead elsewhere and what is no regular file; the
@@ -77,7 +83,7 @@ def convert_checkpoint(
     and ValueError, which name the file or layers, for a source that cannot be converted, or in which nothing
     would be quantised.
     """
-    job = _Job(Path(source), Path(target), config, format, double_quantization)
+    job = _Job(Path(source), Path(target), config, format, double_quantization, quantize_embeddings)
     job.target.begin()
     try:
         for name in each(job.files):
@@ -97,22 +103,26 @@ class _Job:
         self,
         source: Path,
         target: Path,
-        config: QuantizationConfig | None,
+        config: AnyConfig | None,
         format: str,
         double_quantization: bool,
+        quantize_embeddings: bool,
     ) -> None:
         if format not in FORMATS:
             raise ValueError(f"convert: format must be one of {', '.join(FORMATS)}, got {format!r}")
         if double_quantization and format != "bitsandbytes":
             raise ValueError(f"convert: double_quantization is for format 'bitsandbytes', got {format!r}")
-        self.config, self.format = config, format
+        if quantize_embeddings and (format != AOEXT or config is None):
+            raise ValueError(f"convert: quantize_embeddings needs a config, and the format {AOEXT!r}")
+        self.config, self.format, self.quantize_embeddings = config, format, quantize_embeddings
         self.source = Checkpoint(source)
         self._check_method()
         claim = {
             "source": str(source.resolve()),
-            "scheme": None if config is None else schemes.to_dict(config),
+            "scheme": config.to_dict() if isinstance(config, PerModuleConfig) else config and to_dict(config),
             "format": format,
             "double_quantization": double_quantization,
+            "quantize_embeddings": quantize_embeddings,
         }
         self.target = Target(target, claim, self.source)
         self.files = self.source.files
@@ -129,9 +139,10 @@ class _Job:
             options = {"double_quantization": True} if double_quantization else {}
             self.writer = checkpoints.WRITERS[format](symmetric=symmetric, **options)
         self.chosen: dict[str, nn.Module] = {}
+        self.configs: dict[str, QuantizationConfig] = {}  # of chosen layers and of plain experts
         self.plain = PlainExperts(self.source, {})
         if config is not None:
-            self.chosen, experts = self.source.to_quantise(config)
+            self.chosen, experts, self.configs = self.source.to_quantise(config, quantize_embeddings)
             if format == AOEXT:  # other libraries' formats have no experts
                 self.plain = PlainExperts(self.source, experts)
         # The tensors of each weight that is made of several, and the weight of each of them.
@@ -176,6 +187,17 @@ class _Job:
             keys[f"{layer}.weight"] = list(self.parts[layer].values())
         return keys | {name: list(parts) for name, parts in self.plain.parts.items()}
 
+    @property
+    def _of_experts(self) -> set[str]:
+        return self.experts.keys() | self.plain.parts.keys()
+
+    def _in_file(self, weight: str) -> str:
+        """A weight's name beside the tensors that make it, whose names may be older than the model's."""
+        path, found, _ = self.keys[weight][0].rpartition(".experts.")
+        module, _, leaf = weight.rpartition(".")
+        renamed = found and weight in self._of_experts and module.endswith(".experts")
+        return f"{path}.experts.{leaf}" if renamed else weight
+
     def convert(self, name: str) -> None:
         """Writes one file, unless a run before has."""
         written = self.target.folder / name
@@ -187,7 +209,7 @@ class _Job:
             others = [key for key, tensor in state.items() if not isinstance(tensor, QuantizedTensor)]
             self.target.wrote(name, layers, others)
         done = self.target.done[name]
-        of_experts = self.experts.keys() | self.plain.parts.keys()
+        of_experts = {self._in_file(weight) for weight in self._of_experts}
         names = (layer if layer in of_experts else f"{layer}.weight" for layer in done["layers"])
         self.result.quantised += names
         self.result.others += done["others"]
@@ -221,11 +243,10 @@ class _Job:
         if refused:
             named_so = {key.removesuffix(".weight"): why for key, why in refused.items()}
             lines = [f"{names}: {why}" for names, why in grouped(named_so)]
-            weights = (state[key] for key in refused)
-            if any(isinstance(weight, Int4Tensor) and bool(weight.zero_point.any()) for weight in weights):
+            if any(has_zero_points(state[key]) for key in refused):
                 lines.append(
-                    "int4 without zero points comes of symmetric=True (--symmetric): convert the checkpoint "
-                    "that is not quantised so"
+                    "integers without zero points come of symmetric=True (--symmetric): convert the "
+                    "checkpoint that is not quantised so"
                 )
             raise ValueError(
                 f"convert: {self.format} cannot say exactly what these layers are:\n" + "\n".join(lines)
@@ -238,11 +259,15 @@ class _Job:
             if key in self.weight_of:
                 weight = self.weight_of[key]
                 if key == min(self.keys[weight]):  # the first of them, wherever the others lie
-                    yield weight, self._weight(weight)
-            elif self.config is not None and key in self.chosen:
-                yield key, self._quantise(self.config, key, self.source.tensor(key), self.chosen[key])
-            else:
+                    yield self._in_file(weight), self._weight(weight)
+            elif key in self.chosen:
+                yield key, self._quantise(self.configs[key], key, self.source.tensor(key), self.chosen[key])
+            elif not any(re.search(aside, key) for aside in self._left_aside):
                 yield key, self.source.tensor(key)
+
+    @property
+    def _left_aside(self) -> tuple[str, ...]:
+        return () if self.reader is None else self.reader.left_aside
 
     def _tensors(self, layer: str) -> dict[str, Tensor]:
         return {leaf: self.source.tensor(key) for leaf, key in self.parts[layer].items()}
@@ -250,12 +275,11 @@ class _Job:
     def _weight(self, name: str) -> Tensor:
         """The weight that several tensors make."""
         if name in self.plain.parts:
-            assert self.config is not None
-            quantized = self.plain.quantized(name, self.config, self.source.tensor)
+            quantized = self.plain.quantized(name, self.configs[name], self.source.tensor)
             if quantized is not None:
                 return as_weight(self.plain.modules[name], quantized)
             plain = self.plain.tensor(name, self.source.tensor)
-            return self._quantise(self.config, name, plain, self.plain.modules[name])
+            return self._quantise(self.configs[name], name, plain, self.plain.modules[name])
         assert self.reader is not None
         if name in self.experts:
             weight = read_experts(self.reader, name, self.experts[name], self._tensors, self.source.dtype)
@@ -303,14 +327,14 @@ class _Job:
         from aoext.integrations.transformers import AoextConfig
 
         if self.writer is None:
-            return AoextConfig(self.config).to_dict()
+            return AoextConfig(self.config, quantize_embeddings=self.quantize_embeddings).to_dict()
         written = [done["layers"].items() for done in self.target.done.values()]
         layers = {layer: facts for items in written for layer, facts in items}
         return self.writer.settings(layers, sorted(self.source.linear_layers - layers.keys()))
 
 
-def _is_symmetric(config: QuantizationConfig | None, foreign: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's int4 weights are known to have no zero points."""
+def _is_symmetric(config: AnyConfig | None, foreign: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's integers are known to have no zero points."""
     if config is not None:
         return bool(getattr(config, "symmetric", False))
     groups = (foreign.get("config_groups") or {}).values()  # of compressed-tensors

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from aoext import checkpoints, serialization
 from aoext.checkpoints.experts import Experts
 from aoext.configs import QuantizationConfig
+from aoext.configs.per_module import AnyConfig
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
 from aoext.models.layers import has_transposed_weight
 from aoext.serialization.container import DamagedFileError, Source
@@ -148,26 +149,31 @@ class Checkpoint:
         module: nn.Module = self.model.get_submodule(name.rpartition(".")[0])
         return module
 
-    def to_quantise(self, config: QuantizationConfig) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    def to_quantise(
+        self, config: AnyConfig, embeddings: bool
+    ) -> tuple[dict[str, nn.Module], dict[str, nn.Module], dict[str, QuantizationConfig]]:
         """What from_pretrained would quantise.
 
-        The layers, by the names of their weights in the checkpoint; and modules of experts, by the names of
-        weights in the model.
+        The layers, by the names of their weights in the checkpoint; modules of experts, by the names of
+        weights in the model; and the configs of both, by these names.
         """
         from aoext.integrations.transformers import AoextConfig, AoextQuantizer, candidates, conversions_of
 
-        quantizer = AoextQuantizer(AoextConfig(config), pre_quantized=False)
+        quantizer = AoextQuantizer(AoextConfig(config, quantize_embeddings=embeddings), pre_quantized=False)
         quantizer._process_model_before_weight_loading(self.model)
         layers: dict[str, nn.Module] = {}
         experts: dict[str, nn.Module] = {}
+        configs: dict[str, QuantizationConfig] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if quantizer.config_for(self.model, name) is not None:
+            if (own := quantizer.config_for(self.model, name)) is not None:
                 found = layers if parameter.dim() == 2 else experts
-                found[name] = self.module_of(name)
+                found[name], configs[name] = self.module_of(name), own
         in_model = conversions_of(self.model).renamed
         named = {key: candidates(self.model, in_model(key)) for key in self.places}
-        by_key = {key: layers[name] for key, names in named.items() for name in names if name in layers}
-        return by_key, experts
+        in_files = {key: name for key, names in named.items() for name in names if name in layers}
+        by_key = {key: layers[name] for key, name in in_files.items()}
+        configs |= {key: configs[name] for key, name in in_files.items()}
+        return by_key, experts, configs
 
     def others(self) -> Iterator[tuple[Path, str | None]]:
         """Files beside the weights and the config, and why one of them is not to be copied."""

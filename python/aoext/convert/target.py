@@ -67,10 +67,12 @@ class Target:
             written = json.loads((self.folder / CONFIG).read_bytes())
             ours = written.pop("quantization_config")
             method, scheme = ours["quant_method"], ours.get("scheme")
+            embeddings = ours.get("quantize_embeddings", False)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return False
         settings = checkpoints.without_settings(self.source.settings)
         alike = method == self.claim["format"] and scheme in (self.claim["scheme"], None)
+        alike = alike and embeddings == self.claim["quantize_embeddings"]
         return alike and written == settings and all((self.folder / f).is_file() for f in self.source.files)
 
     def begin(self) -> None:

@@ -27,6 +27,23 @@ class Code(IntEnum):
     E5M2 = 3
     LUT4 = 4
     INT2 = 5
+    INT3 = 6
+    INT5 = 7
+    INT6 = 8
+    INT7 = 9
+    Q4_0 = 10
+    Q4_1 = 11
+    Q5_0 = 12
+    Q5_1 = 13
+    Q8_0 = 14
+    Q2_K = 15
+    Q3_K = 16
+    Q4_K = 17
+    Q5_K = 18
+    Q6_K = 19
+    IQ4_NL = 20
+    IQ4_XS = 21
+    TQ2_0 = 22
 
 
 @dataclass(frozen=True)
@@ -34,8 +51,10 @@ class Format:
     """How a weight [N, K] of a code is stored.
 
     storage: the dtype of its elements
-    codes_a_byte: the lowest k in the lowest bits
-    scales: "groups", [K/group_size, N] for group_size columns each; "blocks", [⌈N/block_n⌉, ⌈K/block_k⌉]
+    values, bytes: so many codes along k lie in so many bytes (csrc/common/layout.h)
+    group: the columns that share a scale, where the blocks of bytes hold their scales; else 0
+    scales: "groups", [K/group_size, N] for group_size columns each; "blocks", [⌈N/block_n⌉, ⌈K/block_k⌉];
+        "inside", in the blocks of bytes, and one float32 for the whole weight beside these
     zero: "none"; "added", w = code · scale + zero_point, a float of scale's dtype; "subtracted",
         w = (code − zero_point) · scale, an integer of the code's type, which may be left out
     has_table: whether codes are indices into 16 float32 values, w = table[code] · scale, beside which there
@@ -44,8 +63,10 @@ class Format:
 
     code: Code
     storage: torch.dtype
-    codes_a_byte: int
-    scales: Literal["groups", "blocks"]
+    values: int
+    bytes: int
+    group: int
+    scales: Literal["groups", "blocks", "inside"]
     zero: Literal["none", "added", "subtracted"]
     has_table: bool
 
@@ -55,7 +76,13 @@ class Format:
 
     @property
     def bits(self) -> int:
-        return 8 // self.codes_a_byte
+        """The bits of a code, where nothing else lies beside codes."""
+        return 8 * self.bytes // self.values
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether an element holds several codes."""
+        return self.values > 1
 
     @property
     def lowest(self) -> int:
@@ -68,14 +95,22 @@ class Format:
 
     @property
     def scale_dtypes(self) -> tuple[torch.dtype, ...]:
-        return FLOAT_DTYPES if self.scales == "groups" else BLOCK_SCALE_DTYPES
+        dtypes = {"groups": FLOAT_DTYPES, "blocks": BLOCK_SCALE_DTYPES, "inside": (torch.float32,)}
+        return dtypes[self.scales]
 
     def stored_shape(self, rows: int, columns: int) -> list[int]:
         """The shape of a weight [rows, columns]."""
-        return [rows, columns // self.codes_a_byte]
+        stored = [rows, columns // self.values]
+        return [*stored, self.bytes] if self.bytes > 1 else stored
+
+    def columns(self, stored: Sequence[int]) -> int:
+        """K of a weight of this shape [N, …]."""
+        return self.values * stored[1]
 
     def scale_shape(self, rows: int, columns: int, block_size: Sequence[int]) -> list[int]:
         """The shape of its scales, and of its zero points."""
+        if self.scales == "inside":
+            return [1]
         block_n, block_k = block_size
         blocks = [-(-rows // block_n), -(-columns // block_k)]
         return blocks[::-1] if self.scales == "groups" else blocks
@@ -85,19 +120,21 @@ def _rows() -> dict[Code, Format]:
     """The library's rows; ImportError where it has other codes than `Code`."""
     found = {}
     for number, line in enumerate(torch.ops.ao._formats().splitlines()):
-        name, storage, count, scales, zero, values = line.split()
+        name, storage, *numbers, scales, zero, values = line.split()
         if [name] != [code.name.lower() for code in Code if code == number]:
             raise ImportError(
                 f"aoext: libaoext.so has the format {name}, which these Python files do not know"
             )
         code = Code(number)
-        found[code] = Format(code, getattr(torch, storage), int(count), scales, zero, values == "table")
+        together, size, group = map(int, numbers)
+        dtype = getattr(torch, storage)
+        found[code] = Format(code, dtype, together, size, group, scales, zero, values == "table")
     return found
 
 
 FORMATS: dict[Code, Format] = _rows()
 
-_CODES = {row.storage: code for code, row in FORMATS.items() if row.codes_a_byte == 1}
+_CODES = {row.storage: code for code, row in FORMATS.items() if not row.is_packed}
 
 
 def code_of(dtype: torch.dtype) -> Code:

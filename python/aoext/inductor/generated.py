@@ -98,7 +98,7 @@ def _is_by_rows(given: dict[str, Any]) -> bool:
     """Whether a weight has one element a byte, and nothing but a scale for each row."""
     format = FORMATS[Code(given["code"])]
     others = [given[name] for name in ("block_size", "zero_point", "table", "global_scale")]
-    return format.codes_a_byte == 1 and others == [None] * 4 and known(given["scale"]).dtype in FLOAT_DTYPES
+    return not format.is_packed and others == [None] * 4 and known(given["scale"]).dtype in FLOAT_DTYPES
 
 
 def _pays(x: Any, dtype: torch.dtype) -> bool:

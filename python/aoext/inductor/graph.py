@@ -157,11 +157,12 @@ def call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
         return [fake(each) for each in item] if isinstance(item, (list, tuple)) else item
 
     mode = next((known(a).fake_mode for a in args if value(a) is not None), None)  # type: ignore[attr-defined]
+    named = {name: fake(item) for name, item in kwargs.items()}
     if mode is None:
-        node.meta["val"] = target(*map(fake, args), **kwargs)
+        node.meta["val"] = target(*map(fake, args), **named)
     else:
         with mode:
-            node.meta["val"] = target(*map(fake, args), **kwargs)
+            node.meta["val"] = target(*map(fake, args), **named)
     return node
 
 

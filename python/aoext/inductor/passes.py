@@ -12,7 +12,7 @@ from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
 import aoext
-from aoext.inductor import autotune, bias, generated, merged, scaled, shared, weight_only, writes
+from aoext.inductor import attention, autotune, bias, generated, merged, scaled, shared, weight_only, writes
 from aoext.inductor.options import Options, current
 
 GraphPass = Callable[[Graph], None]
@@ -30,6 +30,7 @@ AFTER_PARTITION = (
     "share_quantization",
     "fuse_quantization",
     "autotune",
+    "group_queries",
     "count_writes",
 )
 PASSES: dict[str, Callable[[Graph], int]] = {
@@ -40,6 +41,7 @@ PASSES: dict[str, Callable[[Graph], int]] = {
     "share_quantization": shared.share,
     "fuse_quantization": generated.generate,
     "autotune": autotune.use_timed,
+    "group_queries": attention.group,
     "count_writes": writes.count,
 }
 

@@ -66,7 +66,7 @@ def alike(graph: Graph) -> dict[Quantization, list[Node]]:
 def _quantization(linear: Node) -> Quantization:
     arguments = fx.arguments(linear)
     format = FORMATS[Code(arguments["code"])]
-    own = torch.int8 if format.codes_a_byte > 1 else format.storage
+    own = torch.int8 if format.is_packed else format.storage
     block = arguments["input_block"]
     return Quantization(
         arguments["input"],

@@ -15,13 +15,14 @@ from typing import Any
 from torch import nn
 
 from aoext.integrations import accelerate_fsdp, checkpointing, onnx
+from aoext.integrations.gguf import quantizer
 from aoext.other_packages import when_imported
 
 # Names in aoext that are imported when they are asked for: their module here, and what it calls them.
 NAMES = {
     "AoextConfig": ("transformers", "AoextConfig"),
     "from_torchao": ("torchao", "to_aoext"),
-    "load_gguf": ("gguf", "load_gguf"),
+    "load_gguf": ("gguf.loading", "load_gguf"),
     "to_torchao": ("torchao", "to_torchao"),
 }
 
@@ -33,9 +34,12 @@ def install() -> None:
     when_imported("transformers.pytorch_utils", partial(_load, "conv1d"))
     when_imported("transformers.integrations.moe", partial(_load, "experts"))
     when_imported("transformers.integrations.finegrained_fp8", partial(_load, "fp8_experts"))
+    when_imported("transformers.integrations.gguf.kernels", partial(_load, "gguf.kernels"))
     when_imported("transformers.modeling_utils", partial(_load, "loading"))
     when_imported("transformers.modeling_utils", partial(_load, "resizing"))
     when_imported("accelerate.big_modeling", partial(_load, "accelerate"))
+    when_imported("transformers.integrations.gguf.utils", partial(_load, "gguf.layers"))
+    when_imported("transformers.quantizers.quantizer_gguf", quantizer.adapt)
     when_imported("peft", partial(_load, "peft"))
     when_imported("accelerate.utils.fsdp_utils", accelerate_fsdp.load_weights)
     when_imported("torch.distributed.checkpoint._state_dict_stager", checkpointing.stage_weights)

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from aoext.models.layers import CLASSES, WITH_TRANSPOSED_WEIGHT, HasQuantizedWeight, scheme_text
+from aoext.qat import layers as in_training
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.products import linear
 
@@ -27,5 +28,13 @@ class QuantizedConv1D(HasQuantizedWeight, Conv1D):
         return f"{type(self).__name__}(nf={self.nf}, nx={self.nx}{scheme_text(self._parameters)})"
 
 
+class FakeQuantizedConv1D(Conv1D):
+    """A Conv1D in training, whose product is that of its quantised weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return in_training.product(self, x, self.weight.mT)
+
+
+in_training.CLASSES[Conv1D] = FakeQuantizedConv1D
 CLASSES[Conv1D] = QuantizedConv1D
 WITH_TRANSPOSED_WEIGHT.add(Conv1D)

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from aoext.models import routing
+from aoext.models.adapted import quantized
 from aoext.models.experts import IMPLEMENTATION, are_transposed
-from aoext.models.routing import weighted_sum
 from aoext.operators.experts import expert_of_row, times
-from aoext.tensors import QuantizedTensor
+from aoext.qat.layers import expert_product
 from aoext.tensors.products import linear
-
-ao = torch.ops.ao
 
 
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -30,16 +28,43 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
         transformers' own `grouped_mm` runs them
     hidden_states: [T, K]; top_k_index, top_k_weights: [T, k]. Ids beyond the experts are those of other ranks
     """
-    up_name = "gate_up_proj" if getattr(self, "has_gate", hasattr(self, "gate_up_proj")) else "up_proj"
-    up, down = getattr(self, up_name), self.down_proj
-    if not isinstance(up, QuantizedTensor) and not isinstance(down, QuantizedTensor):
+    up, down = getattr(self, up_name_of(self)), self.down_proj
+    if "fake_quantized" not in self.__dict__ and quantized(up) is None and quantized(down) is None:
         return ALL_EXPERTS_FUNCTIONS["grouped_mm"](self, hidden_states, top_k_index, top_k_weights)
-    transposed = are_transposed(self)
+    return output_of(self, hidden_states, top_k_index, top_k_weights)
+
+
+def up_name_of(self: Any) -> str:
+    """The name of the weight by which experts of a module begin."""
+    return "gate_up_proj" if getattr(self, "has_gate", hasattr(self, "gate_up_proj")) else "up_proj"
+
+
+def output_of(
+    self: Any,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    note: Callable[[str, Tensor, Tensor], None] | None = None,
+) -> Tensor:
+    """experts_forward, by this package's operators whatever the weights are.
+
+    note: gets the name of each weight, the rows that it multiplies, and where those of each expert end
+    """
+    up_name, transposed = up_name_of(self), are_transposed(self)
+    trains = "fake_quantized" in self.__dict__
 
     def product(rows: Tensor, name: str, offsets: Tensor) -> Tensor:
-        return _product(rows, getattr(self, name), getattr(self, f"{name}_bias", None), offsets, transposed)
+        if note is not None:
+            note(name, rows, offsets)
+        weight, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
+        if trains:
+            result = expert_product(self, name, rows.to(weight.dtype), bias, offsets)
+            if result is not None:
+                return result
+        return _product(rows, weight, bias, offsets, transposed)
 
-    return routed(self, hidden_states, top_k_index, top_k_weights, _count(up), up_name, product)
+    experts = count_of(getattr(self, up_name))
+    return routed(self, hidden_states, top_k_index, top_k_weights, experts, up_name, product)
 
 
 def routed(
@@ -55,30 +80,32 @@ def routed(
 
     product: of rows, the name of a weight, and where the rows of each expert end
     """
-    x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    index = top_k_index.reshape(x.shape[0], -1)
-    weights = top_k_weights.reshape(x.shape[0], -1)
+    tokens = hidden_states.numel() // hidden_states.shape[-1]
+    index, weights = top_k_index.reshape(tokens, -1), top_k_weights.reshape(tokens, -1)
     if weights.shape != index.shape:  # some releases have them for all experts
         weights = weights.gather(1, index)
-    order, offsets = ao.sort_by_expert(index, experts)
-    k = index.shape[1]
 
-    rows = x.expand(k, -1) if x.shape[0] == 1 else x.index_select(0, order // k)
-    rows = product(_activated(self, product(rows, up_name, offsets), up_name), "down_proj", offsets)
-    if getattr(self, "has_post_expert_norm", False):
-        rows = self.post_expert_norm(rows)
-    return weighted_sum(rows, order, weights).to(hidden_states.dtype).reshape(hidden_states.shape)
+    def run(rows: Tensor, offsets: Tensor) -> Tensor:
+        rows = product(_activated(self, product(rows, up_name, offsets), up_name), "down_proj", offsets)
+        return self.post_expert_norm(rows) if getattr(self, "has_post_expert_norm", False) else rows
+
+    return routing.routed(hidden_states, index, weights, experts, run)
 
 
-def _count(weight: Tensor) -> int:
+def count_of(weight: Any) -> int:
     """How many experts there are: a field's shape costs less to ask than a quantised weight's."""
-    return (weight.qdata if isinstance(weight, QuantizedTensor) else weight).shape[0]
+    ours = quantized(weight)
+    return (weight if ours is None else ours.qdata).shape[0]
 
 
-def _product(rows: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor, transposed: bool) -> Tensor:
+def _product(rows: Tensor, weight: Any, bias: Tensor | None, offsets: Tensor, transposed: bool) -> Tensor:
     """rows times the weights of their experts, [E, K, N] where these are `transposed`, plus bias [E, N]."""
-    if isinstance(weight, QuantizedTensor):
-        return linear(rows.to(weight.activation_dtype or rows.dtype), weight, bias, transposed, offsets)
+    ours = quantized(weight)
+    if ours is not None:
+        rows = rows.to(ours.activation_dtype or rows.dtype)
+        if weight is ours:
+            return linear(rows, ours, bias, transposed, offsets)
+        return weight.times(rows, bias, transposed, offsets)
     product = times(rows.to(weight.dtype), weight if transposed else weight.mT, offsets)
     if bias is None:
         return product

@@ -10,8 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aoext.formats.table import FORMATS, Code, Format
+from aoext.formats.table import FORMATS, TABLE_SIZE, Code, Format
 from aoext.operators.calls import ao
+from aoext.packing.groups import planes
+from aoext.packing.nested import TOGETHER
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -37,7 +39,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.DequantizeLinear(weight, float_scale, axis=0)
 
     def codes(weight: Any, format: Format) -> Any:
-        """The codes of bytes [N, K / codes_a_byte] as int32 [N, K]."""
+        """The codes of bytes [N, K/values] as int32 [N, K]."""
 
         def constant(value: int) -> Any:
             return op.Constant(value=_int32(value))
@@ -45,20 +47,31 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         def modulo(values: Any, bits: int) -> Any:
             return op.Mod(values, constant(1 << bits))
 
-        rows, stored = weight.shape
-        byte, last = modulo(op.Cast(weight, to=_INT32), 8), op.Constant(value_ints=[2])
-        parts = [
-            modulo(op.Div(byte, constant(1 << low)) if low else byte, format.bits)
-            for low in range(0, 8, format.bits)
-        ]
-        if format.lowest < 0:
-            half = constant(-format.lowest)
-            parts = [op.Sub(modulo(op.Add(part, half), format.bits), half) for part in parts]
-        together = op.Concat(*(op.Unsqueeze(part, last) for part in parts), axis=2)
-        return op.Reshape(together, op.Constant(value_ints=[rows, format.codes_a_byte * stored]))
+        rows, stored = weight.shape[0], weight.shape[1]
+        byte = modulo(op.Cast(weight, to=_INT32), 8)
+        whole = op.Reshape(byte, op.Constant(value_ints=[rows * stored, format.bytes]))
+        codes, low, at = None, 0, 0
+        for bits, run in planes(format):
+            size = format.values * bits // 8
+            ends = (op.Constant(value_ints=[n]) for n in (at, at + size, 1))
+            plane = op.Reshape(op.Slice(whole, *ends), op.Constant(value_ints=[rows * stored, -1, 1, run]))
+            parts = [
+                modulo(op.Div(plane, constant(1 << shift)) if shift else plane, bits)
+                for shift in range(0, 8, bits)
+            ]
+            together = op.Reshape(
+                op.Concat(*parts, axis=2) if len(parts) > 1 else parts[0],
+                op.Constant(value_ints=[rows, format.values * stored]),
+            )
+            codes = together if codes is None else op.Add(codes, op.Mul(together, constant(1 << low)))
+            low, at = low + bits, at + size
+        if format.lowest == 0:
+            return codes
+        half = constant(-format.lowest)
+        return op.Sub(modulo(op.Add(codes, half), format.bits), half)
 
     def by_groups(weight: Any, scale: Any, zero_point: Any, format: Format) -> Any:
-        rows, columns = weight.shape[0], format.codes_a_byte * weight.shape[1]
+        rows, columns = weight.shape[0], format.columns(weight.shape)
         groups = scale.shape[0]
         shape = op.Constant(value_ints=[rows * groups, columns // groups])
         values = op.Cast(op.Reshape(codes(weight, format), shape), to=_INT8)
@@ -107,7 +120,9 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         """Scales of blocks as float32 [rows, columns]."""
         if int(scale.dtype) == _UINT8:
             scale = op.Pow(number(2.0), op.Sub(op.Cast(scale, to=_FLOAT), number(127.0)))
-        floats = op.Cast(scale, to=_FLOAT)
+        return placed(op.Cast(scale, to=_FLOAT), rows, columns, block_size)
+
+    def placed(floats: Any, rows: int, columns: int, block_size: Sequence[int]) -> Any:
         for axis, (size, block) in enumerate(zip((rows, columns), block_size, strict=True)):
             floats = op.Gather(floats, op.Constant(value_ints=[i // block for i in range(size)]), axis=axis)
         return floats
@@ -119,11 +134,33 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
             values = op.Sub(values, spread(zero_point, rows, columns, block_size))
         return op.Mul(values, spread(scale, rows, columns, block_size))
 
+    def nested(scale: Any, table: Any, factors: Any, offset: Any) -> Any:
+        """Scales of 8 bits as float32."""
+        first, last = op.Constant(value_ints=[TABLE_SIZE]), op.Constant(value_ints=[table.shape[0]])
+        looked_up = op.Gather(op.Slice(table, first, last), op.Cast(scale, to=_INT32))
+        count = op.Constant(value_ints=[scale.shape[0] * scale.shape[1]])
+        together = op.Expand(
+            op.Reshape(factors, op.Constant(value_ints=[-1, 1])), op.Constant(value_ints=[1, TOGETHER])
+        )
+        of_each = op.Slice(
+            op.Reshape(together, op.Constant(value_ints=[-1])), op.Constant(value_ints=[0]), count
+        )
+        return op.Add(op.Mul(looked_up, op.Reshape(of_each, op.Shape(scale))), offset)
+
     def by_table(
-        weight: Any, table: Any, scale: Any, block_size: Sequence[int], whole: Any, format: Format
+        weight: Any,
+        table: Any,
+        scale: Any,
+        block_size: Sequence[int],
+        whole: Any,
+        offset: Any,
+        format: Format,
     ) -> Any:
-        rows, columns = weight.shape[0], format.codes_a_byte * weight.shape[1]
+        rows, columns = weight.shape[0], format.columns(weight.shape)
         values = op.Gather(table, codes(weight, format))
+        if table.shape[0] > TABLE_SIZE:
+            floats = nested(scale, table, whole, offset)
+            return op.Mul(values, placed(floats, rows, columns, block_size))
         plain = op.Mul(values, spread(scale, rows, columns, block_size))
         return plain if whole is None else op.Mul(plain, whole)
 
@@ -138,13 +175,17 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     ) -> Any:
         """A weight [N, K] in float32."""
         format = FORMATS[Code(code)]
+        if format.scales == "inside":
+            raise NotImplementedError(
+                f"aoext: weights of {format.name} go to no ONNX file; dequantize() them first"
+            )
         if format.scales == "groups":
             return by_groups(weight, scale, zero_point, format)
         if block_size is None and zero_point is None and not format.has_table and int(scale.dtype) in _FLOATS:
             return by_rows(weight, scale)
-        block_size = block_size or [1, format.codes_a_byte * weight.shape[1]]
+        block_size = block_size or [1, format.columns(weight.shape)]
         if format.has_table:
-            return by_table(weight, table, scale, block_size, whole, format)
+            return by_table(weight, table, scale, block_size, whole, zero_point, format)
         return by_blocks(weight, scale, block_size, zero_point)
 
     def weight_only(
@@ -175,12 +216,12 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         input_dtype: int = -1,
     ) -> Any:
         _refuse_experts(offsets)
-        codes_a_byte = FORMATS[Code(code)].codes_a_byte
-        dtype = input_dtype if input_dtype != -1 else _INT8 if codes_a_byte > 1 else int(weight.dtype)
+        format = FORMATS[Code(code)]
+        dtype = input_dtype if input_dtype != -1 else _INT8 if format.is_packed else int(weight.dtype)
         if input_block is None:
             x = rounded_rows(input, dtype)
         else:
-            columns, powers_of_two = codes_a_byte * weight.shape[1], int(scale.dtype) == _UINT8
+            columns, powers_of_two = format.columns(weight.shape), int(scale.dtype) == _UINT8
             x = rounded_blocks(input, dtype, columns, input_block[1], powers_of_two)
         return product(x, plain(weight, scale, code, block_size, zero_point, None, None), bias)
 

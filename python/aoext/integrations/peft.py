@@ -17,12 +17,15 @@ from typing import Any, cast
 
 import torch
 from peft.tuners.lora import layer as lora
+from peft.tuners.lora import variants
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import integrations as peft_integrations
 from peft.utils import other as peft_other
 from peft.utils import save_and_load as peft_save_and_load
 from torch import Tensor, nn
 
+from aoext.integrations.peft_experts import beside, merging_experts, unmerging_experts, wrapping
+from aoext.integrations.peft_fused import fused
 from aoext.integrations.peft_merging import Method, merging, quantized_weight, reporting, unmerging
 from aoext.models.layers import set_plain_weight
 from aoext.other_packages import when_imported
@@ -37,6 +40,14 @@ _READING_A_PLAIN_WEIGHT = {
     "peft.tuners.adamss.layer": "update_layer",
     "peft.tuners.shira.layer": "forward",
     "peft.tuners.supertuning.layer": "forward",
+}
+
+# What ParamWrapper, whose layers take parameters for weights, does with those of quantised experts.
+_OF_PARAMETERS = {
+    "__init__": wrapping,
+    "forward": beside,
+    "merge": merging_experts,
+    "unmerge": unmerging_experts,
 }
 
 
@@ -89,26 +100,6 @@ def _reading_a_plain_weight(method: Method) -> Method:
             base.weight = quantized
 
     return reading
-
-
-def _refusing_parameters(init: Method) -> Method:
-    """Of ParamWrapper, whose forward adds a change to the weight, where a quantised one rounds it away."""
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = signature.bind(self, *args, **kwargs).arguments
-        layer, name = arguments["base_layer"], arguments["parameter_name"]
-        while isinstance(layer, BaseTunerLayer):
-            layer = layer.get_base_layer()
-        if isinstance(getattr(layer, name, None), QuantizedTensor):
-            raise TypeError(
-                f"target_parameters: the {name} of a {type(layer).__name__} is quantised, and adapters of "
-                "parameters need a plain one: name the layer in target_modules, or leave it unquantised"
-            )
-        init(self, *args, **kwargs)
-
-    return checked
 
 
 def _copying_plain(update: Method) -> Method:
@@ -199,9 +190,15 @@ def _subclasses(cls: type) -> set[type]:
     return {cls}.union(*map(_subclasses, cls.__subclasses__()))
 
 
-def _wrap(cls: type, name: str, wrapper: Callable[[Method], Method], module: str = "") -> None:
-    """Replace a method of a class, and of those derived from it, of one module if that is named."""
-    for each in _subclasses(cls):
+def _wrap(
+    cls: type,
+    name: str,
+    wrapper: Callable[[Method], Method],
+    module: str = "",
+    but: type | None = None,
+) -> None:
+    """Replace a method of a class, and of those derived from it, `but` one; of one module, if it is named."""
+    for each in _subclasses(cls) - {but}:
         if name in vars(each) and module in ("", each.__module__):
             setattr(each, name, wrapper(vars(each)[name]))
 
@@ -216,14 +213,27 @@ def _wrap_function(home: Any, name: str, wrapper: Callable[[Method], Method]) ->
             setattr(module, name, wrapped)
 
 
+def _merging() -> Callable[[Method], Method]:
+    """How layers merge; with releases that know adapters by groups, these without loss."""
+    if not hasattr(variants, "QALoraLinearVariant"):
+        return merging
+    from aoext.integrations.peft_groups import choosing, without_loss
+
+    _wrap(lora.LoraLayer, "resolve_lora_variant", choosing)
+    return functools.partial(merging, without_loss=without_loss)
+
+
 def _install() -> None:
-    _wrap(BaseTunerLayer, "merge", merging)
-    _wrap(BaseTunerLayer, "unmerge", unmerging)
+    of_parameters = getattr(lora, "ParamWrapper", None)
+    _wrap(BaseTunerLayer, "merge", _merging(), but=of_parameters)
+    _wrap(BaseTunerLayer, "unmerge", unmerging, but=of_parameters)
     for home, name in _READING_A_PLAIN_WEIGHT.items():
         _wrap(BaseTunerLayer, name, _reading_a_plain_weight, home)
     _wrap(lora.LoraLayer, "update_layer", _initialising)
-    if hasattr(lora, "ParamWrapper"):
-        _wrap(lora.ParamWrapper, "__init__", _refusing_parameters)
+    lora.Linear.forward = fused(lora.Linear.forward)
+    if of_parameters is not None:
+        for name, wrapper in _OF_PARAMETERS.items():
+            _wrap(of_parameters, name, wrapper)
     _wrap(peft_other.ModulesToSaveWrapper, "update", _copying_plain)
     for name in ("merge_adapter", "_unload_and_optionally_merge"):
         _wrap(BaseTuner, name, _reporting)

@@ -63,8 +63,12 @@ def quantized_weight(layer: nn.Module) -> QuantizedTensor | None:
     return weight if isinstance(weight, QuantizedTensor) else None
 
 
-def merging(merge: Method) -> Method:
-    """The merge of a class of tuner layers, for quantised weights too."""
+def merging(merge: Method, without_loss: Callable[..., Any] = lambda *_: None) -> Method:
+    """The merge of a class of tuner layers, for quantised weights too.
+
+    without_loss: of a layer, its weight and adapters' names the weight with these, if nothing has to be
+        quantised for it; else None
+    """
     signature = inspect.signature(merge)
 
     @functools.wraps(merge)
@@ -90,7 +94,8 @@ def merging(merge: Method) -> Method:
         try:
             with _plain(base, weight, bias) as plain:
                 merge(**{**arguments, "adapter_names": names})
-            new, sums = _requantized(weight, plain["weight"], names)
+            exact = without_loss(self, weight, names)
+            new, sums = requantized(weight, _change(weight, plain), names, exact)
         except BaseException:
             self.merged_adapters = before
             raise
@@ -100,7 +105,7 @@ def merging(merge: Method) -> Method:
         base._parameters["weight"] = _tied(self, nn.Parameter(new, requires_grad=False))
         if plain["bias"] is not None:
             base.bias.data = plain["bias"]
-        _report(self, sums)
+        report(self, sums)
 
     return merged
 
@@ -122,7 +127,7 @@ def unmerging(unmerge: Method) -> Method:
         if holder.merged_layers == 1:
             _give_back(holder, base)
             return
-        new, _ = _requantized(current, plain["weight"], names)
+        new, _ = requantized(current, _change(current, plain), names)
         base._parameters["weight"] = nn.Parameter(new, requires_grad=False)
         if plain["bias"] is not None:
             base.bias.data = plain["bias"]
@@ -189,6 +194,11 @@ def _plain(base: nn.Module, weight: Any, bias: Tensor | None) -> Iterator[dict[s
             base.bias.data = own_bias
 
 
+def _change(weight: QuantizedTensor, plain: dict[str, Any]) -> Tensor:
+    """How far what `_plain` gives is from a weight."""
+    return plain["weight"].float() - _effective(weight)
+
+
 def _effective(weight: QuantizedTensor) -> Tensor:
     """The plain weight in float32 that an activation meets: with what multiplies the activation before."""
     plain = weight.to(torch.float32).dequantize()
@@ -202,18 +212,23 @@ def _activation_factors(weight: QuantizedTensor) -> Tensor | None:
 
 
 @torch.no_grad()
-def _requantized(weight: Any, merged: Tensor, names: list[str]) -> tuple[Any, tuple[float, float]]:
-    """An effective weight in the scheme of another, whose equal rows keep their bits; and Σ R·D and Σ D·D."""
-    if not merged.isfinite().all():
+def requantized(
+    weight: Any, change: Tensor, names: list[str], exact: Any = None
+) -> tuple[Any, tuple[float, float]]:
+    """A weight with `change` added to what activations meet of it, and Σ R·D and Σ D·D.
+
+    It is in the scheme of `weight`, whose rows it has to the bit where nothing changes; or `exact`.
+    """
+    if not change.isfinite().all():
         raise ValueError(f"merge: NaN or Inf in the weight with {', '.join(names)} merged into it")
-    before, factors = _effective(weight), _activation_factors(weight)
-    change = merged.float() - before
     kept = (change == 0).all(0 if weight.transposed else 1)
     if kept.all():
         return weight, (0.0, 0.0)
-    plain = merged.float() if factors is None else weight.to(torch.float32).dequantize() + change / factors
-    new = with_rows(weight, plain, kept)
-    got = _effective(new) - before
+    factors = _activation_factors(weight)
+    plain = weight.to(torch.float32).dequantize()
+    changed = plain + (change if factors is None else change / factors)
+    new = with_rows(weight, changed, kept) if exact is None else exact
+    got = _effective(new) - _effective(weight)
     return new, ((got * change).sum().item(), change.square().sum().item())
 
 
@@ -241,7 +256,7 @@ def reporting(model: nn.Module) -> Iterator[None]:
     _warn(survival)
 
 
-def _report(layer: nn.Module, sums: tuple[float, float]) -> None:
+def report(layer: nn.Module, sums: tuple[float, float]) -> None:
     collected = _sums.get()
     if collected is None:
         _warn(Survival({type(layer).__name__: sums}))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
+from aoext.configs.per_module import AnyConfig
 from aoext.models import shards
 from aoext.models.layers import (
     CLASSES,
@@ -31,6 +32,7 @@ class Owner(NamedTuple):
     name: str
     layer: nn.Module
     parameter: str
+    config: QuantizationConfig | None = None  # how to quantise it
 
     @property
     def weight(self) -> Any:
@@ -55,25 +57,31 @@ class Choice:
 
 def choose(
     model: nn.Module,
-    config: QuantizationConfig,
+    config: AnyConfig,
     filter_fn: Callable[[nn.Module, str], bool] | None,
     quantize_trainable: bool,
     quantize_embeddings: bool,
+    not_trained: Callable[[nn.Module, Tensor], str | None] | None = None,
 ) -> Choice:
-    """The layers to quantise. ValueError for those that another package has quantised or offloaded."""
+    """The layers to quantise. ValueError for those that another package has quantised or offloaded.
+
+    not_trained: where layers are chosen to train for it first: why this layer with this weight cannot
+    """
     users: dict[int, list[str]] = {}
     named: list[Owner] = []
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
             users.setdefault(id(parameter), []).append(weight_name(path, leaf))
-        named += _named(path, module, filter_fn, quantize_embeddings)
+        named += _named(path, module, config, filter_fn, quantize_embeddings)
 
     choice = Choice()
     training = None if quantize_trainable else _Training.of(model)
+    if training is not None and not_trained is not None:
+        training.is_partial = False
     offloaded = offloaded_by_accelerate(model)
     chosen: dict[str, Owner] = {}
     for owner in named:
-        name, module, _ = owner
+        name, module, _, own = owner
         weight = owner.weight
         if (reason := why_never_quantized(module)) is not None:
             if weight is not None:  # containers and the like are passed over without a word
@@ -82,11 +90,16 @@ def choose(
         if isinstance(module, nn.Embedding) and not quantize_embeddings:
             choice.skipped[name] = "embeddings are quantised with quantize_embeddings=True"
             continue
+        if own is None:
+            choice.skipped[name] = "the config leaves it as it is"
+            continue
         if weight is not None:
             _refuse_foreign(name, weight, offloaded)
-        reason = _reason(owner, config, training)
-        if reason is None and filter_fn is None:
-            reason = refusal_of_own_forward(module, config)
+        reason = _reason(owner, own, None if own.trains else training)
+        if reason is None and not_trained is not None:
+            reason = not_trained(module, weight)
+        elif reason is None and filter_fn is None:
+            reason = refusal_of_own_forward(module, own)
         if reason is None:
             chosen[name] = owner
         else:
@@ -98,7 +111,9 @@ def choose(
         strangers = [
             user
             for user in users[id(owner.weight)]
-            if user not in chosen or has_transposed_weight(chosen[user].layer) != lies
+            if user not in chosen
+            or has_transposed_weight(chosen[user].layer) != lies
+            or chosen[user].config != owner.config
         ]
         if strangers:
             choice.skipped[name] = f"its weight is shared with {', '.join(strangers)}, not to be quantised"
@@ -111,6 +126,7 @@ def choose(
 def _named(
     path: str,
     module: nn.Module,
+    config: AnyConfig,
     filter_fn: Callable[[nn.Module, str], bool] | None,
     quantize_embeddings: bool,
 ) -> Iterator[Owner]:
@@ -122,7 +138,7 @@ def _named(
     for parameter in parameters:
         name = weight_name(path, parameter)
         if whole or (filter_fn is not None and name != path and filter_fn(module, name)):
-            yield Owner(name, module, parameter)
+            yield Owner(name, module, parameter, config.config_for(name))
 
 
 def _is_embedding(module: nn.Module) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
+from aoext.configs.per_module import AnyConfig, PerModuleConfig
+from aoext.configs.training import EightBitTrainingConfig
 from aoext.formats.checks import has_values
 from aoext.integrations import adopt
 from aoext.models import shards
@@ -17,7 +19,10 @@ from aoext.models.choice import Owner, Owners, choose
 from aoext.models.layers import as_rows, as_weight, set_weight
 from aoext.models.summary import QuantizationSummary, QuantizedLayer, model_bytes, stored_bytes
 from aoext.packing.scales import is_surely_finite
+from aoext.qat.config import QATConfig
+from aoext.qat.layers import refuse_prepared
 from aoext.tensors import QuantizedTensor
+from aoext.training.convert import TrainingSummary, train_in_8_bits
 
 Item = TypeVar("Item")
 
@@ -25,19 +30,45 @@ Item = TypeVar("Item")
 SECONDS_BEFORE_PROGRESS = 1.0
 
 
-@torch.inference_mode(False)  # weights that are made in it can train no adapter later
-@torch.no_grad()
+@overload
 def quantize_(
     model: nn.Module,
-    config: QuantizationConfig,
+    config: AnyConfig | QATConfig,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     device: torch.device | str | int | None = None,
     *,
     quantize_trainable: bool = False,
     quantize_embeddings: bool = False,
-) -> QuantizationSummary:
+    algorithm: str | None = None,
+) -> QuantizationSummary: ...
+
+
+@overload
+def quantize_(
+    model: nn.Module,
+    config: EightBitTrainingConfig,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    device: torch.device | str | int | None = None,
+) -> TrainingSummary: ...
+
+
+@torch.inference_mode(False)  # weights that are made in it can train no adapter later
+@torch.no_grad()
+def quantize_(
+    model: nn.Module,
+    config: AnyConfig | QATConfig | EightBitTrainingConfig,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    device: torch.device | str | int | None = None,
+    *,
+    quantize_trainable: bool = False,
+    quantize_embeddings: bool = False,
+    algorithm: str | None = None,
+) -> QuantizationSummary | TrainingSummary:
     """Replace the weights of a model's linear layers and experts by quantised ones, in place.
 
+    config: one of aoext's for all layers, or a PerModuleConfig. A QATConfig prepares layers to be trained for
+        that, or converts prepared ones. A config of training with products of 8 bits leaves the weights as
+        they are and changes the layers' products, and gives a TrainingSummary
     filter_fn(module, fully qualified name) chooses the layers, and experts by their module's name or their
         parameter's; all nn.Linear, and Conv1D and experts of transformers, if it is not given, but for
         subclasses whose own forward cannot take a quantised weight, or cannot be tried.
@@ -47,7 +78,10 @@ def quantize_(
         and in models that are partly frozen all weights that require gradients. Partly frozen are models
         in which the weight of a linear layer is, or more than half of all parameters but embeddings.
     quantize_embeddings: whether to quantise nn.Embedding too. A head that shares its weight with an
-        embedding goes on sharing it: one quantised weight serves both. Else both keep the plain one.
+        embedding goes on sharing it: one quantised weight serves both. Else both keep the plain one, which a
+        second call can quantise by another config.
+    algorithm: how scales and zero points are chosen, "rounding", "search" or "hqq" (docs/quality.md); the
+        config's own, rounding, if it is not given.
 
     Layers are replaced one by one, and experts quantised one by one, so that no more memory is needed than
     the model and one layer take. Weights that several layers share stay shared. A layer that cannot be
@@ -64,19 +98,30 @@ def quantize_(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"quantize_: model must be an nn.Module, got a {type(model).__name__}")
-    if not isinstance(config, QuantizationConfig):
+    if isinstance(config, EightBitTrainingConfig):
+        if device is not None:
+            model.to(device)
+        return train_in_8_bits(model, config, filter_fn)
+    if not isinstance(config, (QuantizationConfig, PerModuleConfig, QATConfig)):
         raise TypeError(
             f"quantize_: config must be one of aoext's, such as Int4WeightOnlyConfig(), got {config!r}"
         )
     if not isinstance(quantize_embeddings, bool):
         raise TypeError(f"quantize_: quantize_embeddings must be a bool, got {quantize_embeddings!r}")
+    if isinstance(config, QATConfig):
+        from aoext.qat.prepare import take_step
+
+        config = config.with_algorithm(algorithm)
+        return take_step(model, config, filter_fn, device, quantize_trainable, quantize_embeddings)
+    refuse_prepared("quantize_", model)
+    config = config.with_algorithm(algorithm)
     choice = choose(model, config, filter_fn, quantize_trainable, quantize_embeddings)
-    _check_values(choice.groups, config)
+    _check_values(choice.groups)
     if device is not None:
         _check_device(model, torch.device(device))
     summary = QuantizationSummary(config, skipped=choice.skipped, model_bytes_before=model_bytes(model))
-    for owners in _with_progress(choice.groups):
-        summary.layers.append(_quantize_layer(owners, config, device))
+    for owners in with_progress(choice.groups, "quantising"):
+        summary.layers.append(_quantize_layer(owners, device))
     if device is not None:
         model.to(device)
     adopt(model)
@@ -86,12 +131,12 @@ def quantize_(
     return summary
 
 
-def _check_values(groups: Sequence[Owners], config: QuantizationConfig) -> None:
+def _check_values(groups: Sequence[Owners]) -> None:
     """Raise if a weight's values cannot be quantised, while all of them are as they were."""
     for owner, *_ in groups:
         weight = shards.own_part(owner.weight)
         if has_values(weight) and not is_surely_finite(weight):
-            _quantized(owner, weight, config, None)  # which tells
+            _quantized(owner, weight, None)  # which tells
 
 
 def _check_device(model: nn.Module, device: torch.device) -> None:
@@ -102,27 +147,27 @@ def _check_device(model: nn.Module, device: torch.device) -> None:
             raise ValueError(f"quantize_: {name} is on the meta device and has no values for {device}")
 
 
-def _quantized(
-    owner: Owner,
-    weight: Tensor,
-    config: QuantizationConfig,
-    device: torch.device | str | int | None,
-) -> Tensor:
+def _quantized(owner: Owner, weight: Tensor, device: torch.device | str | int | None) -> Tensor:
+    assert owner.config is not None
     try:
-        quantized = shards.quantize(config, as_rows(owner.layer, weight), device)
+        quantized = shards.quantize(owner.config, as_rows(owner.layer, weight), device)
         return as_weight(owner.layer, quantized) if isinstance(quantized, QuantizedTensor) else quantized
     except ValueError as error:
         raise ValueError(f"quantize_: layer {owner.name!r}: {error}") from error
 
 
-def _quantize_layer(
-    owners: Owners, config: QuantizationConfig, device: torch.device | str | int | None
-) -> QuantizedLayer:
+def _quantize_layer(owners: Owners, device: torch.device | str | int | None) -> QuantizedLayer:
     """Quantise the weight of `owners` on `device` and give it to all of them."""
+    first = owners[0]
+    return give(owners, _quantized(first, first.weight, device))
+
+
+def give(owners: Owners, quantized: Tensor) -> QuantizedLayer:
+    """Replace the weight of `owners` by a quantised one, which they then share."""
     first, *others = owners
     weight = first.weight
-    quantized = _quantized(first, weight, config, device)
-    parameter = nn.Parameter(quantized, requires_grad=False)
+    trains = isinstance(quantized, QuantizedTensor) and quantized.trains and weight.requires_grad
+    parameter = nn.Parameter(quantized, requires_grad=trains)
     for owner in owners:
         set_weight(owner.layer, parameter, owner.parameter)
     shape = tuple(as_rows(first.layer, shards.own_part(weight)).shape)
@@ -130,11 +175,11 @@ def _quantize_layer(
     return QuantizedLayer(first.name, shape, stored_bytes(weight), stored_bytes(quantized), tied)
 
 
-def _with_progress(items: Sequence[Item]) -> Iterable[Item]:
+def with_progress(items: Sequence[Item], doing: str) -> Iterable[Item]:
     """`items` with a progress bar on a terminal, if tqdm is installed and the work takes long."""
     try:
         from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         return items
     # disable=None: no bar where the output is not a terminal.
-    return tqdm(items, desc="quantising", unit="layer", delay=SECONDS_BEFORE_PROGRESS, disable=None)
+    return tqdm(items, desc=doing, delay=SECONDS_BEFORE_PROGRESS, disable=None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
 from aoext.tensors import QuantizedTensor
-from aoext.tensors.fields import Field, K, as_stored
+from aoext.tensors.fields import E, Field, K, as_stored
 from aoext.tensors.views import weight_dim
 
 if TYPE_CHECKING:
@@ -57,21 +57,22 @@ def obstacle(config: QuantizationConfig, layer: nn.Module, weight: Tensor) -> st
         return f"its weight is {unlike}"
     from torch.distributed.tensor import Shard
 
-    sharded = along_k = False
+    within_matrix = along_k = False
     for placement, ranks in zip(weight.placements, weight.device_mesh.shape, strict=True):
         if isinstance(placement, Shard):
             if weight.shape[placement.dim] % ranks:
                 return f"its weight {list(weight.shape)} has unlike parts on {ranks} ranks"
-            sharded = True
-            along_k |= placement.dim % weight.dim() - weight.dim() == K
+            dim = placement.dim % weight.dim() - weight.dim()
+            within_matrix |= dim != E
+            along_k |= dim == K
     part = weight.to_local()
     if (reason := config.obstacle(part)) is not None:
         return f"{reason}, in the part {list(part.shape)} of this rank"
-    form = config.quantize(torch.empty_like(part, device="meta"))
+    form = config.form(part)
     first = "quantise before the weight is sharded"
     if along_k and form.blocks_are_rows:
         return f"ranks have parts of rows, which need one scale: {first}"
-    if sharded and getattr(form, "global_scale", None) is not None:
+    if within_matrix and getattr(form, "global_scale", None) is not None:
         return f"ranks have parts of a weight that needs one global scale: {first}"
     if form.any_blocks and any(
         size < whole and size % block
@@ -83,7 +84,10 @@ def obstacle(config: QuantizationConfig, layer: nn.Module, weight: Tensor) -> st
 
 def quantize(config: QuantizationConfig, weight: Tensor, device: torch.device | str | int | None) -> Tensor:
     """The weight, or this rank's part of it, quantised on `device`."""
-    quantized = config.quantize(own_part(weight).detach().to(device))
+    part = own_part(weight).detach().to(device)
+    if isinstance(part, QuantizedTensor):  # one that has trained
+        part = cast(QuantizedTensor, part.to(torch.float32)).dequantize()
+    quantized = config.quantize(part).to(weight.dtype)
     if not is_distributed(weight):
         return quantized
     return distributed(quantized, weight.device_mesh, weight.placements, weight)

@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aoext.configs import QuantizationConfig
 from aoext.models.layers import quantizable, weight_name
 from aoext.models.shards import own_part
 from aoext.tensors import QuantizedTensor
@@ -48,13 +48,14 @@ class PlainParameter:
 class QuantizationSummary:
     """What quantize_ has done; print it to read it."""
 
-    config: QuantizationConfig
+    config: Any  # what quantize_ was given
     layers: list[QuantizedLayer] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # reasons by the layer's name
     plain: list[PlainParameter] = field(default_factory=list)  # of floating point, skipped layers' too
     model_bytes_before: int = 0  # all parameters and buffers
     model_bytes_after: int = 0
     model_values: int = 0  # elements of all parameters of floating point, quantised or not
+    done: str = "quantised"  # what was done to weights
 
     @property
     def bytes_before(self) -> int:
@@ -77,10 +78,10 @@ class QuantizationSummary:
         """Which share of the model's values no package has quantised, from 0 to 1."""
         return _share(self.plain, self.model_values)
 
-    def count(self, model: nn.Module) -> None:
-        """Enter what the model consists of after quantising."""
+    def count(self, model: nn.Module, chosen: Collection[str] = ()) -> None:
+        """Enter what the model consists of after quantising; `chosen` layers will be quantised."""
         self.model_bytes_after = model_bytes(model)
-        self.plain, self.model_values = plain_parameters(model, self.skipped)
+        self.plain, self.model_values = plain_parameters(model, self.skipped, chosen)
 
     def plain_experts(self) -> Iterator[str]:
         """Lines on weights of experts that stay plain and are large."""
@@ -88,7 +89,8 @@ class QuantizationSummary:
         return _large(experts, {}, self.model_values)
 
     def __str__(self) -> str:
-        first = f"{self.config}: {_outcome(len(self.layers), self.skipped, self.plain, self.model_values)}"
+        outcome = _outcome(len(self.layers), self.skipped, self.plain, self.model_values, self.done)
+        first = f"{self.config}: {outcome}"
         lines = [first]
         if self.layers:
             lines.append(
@@ -174,9 +176,15 @@ def _share(plain: list[PlainParameter], values: int) -> float:
     return sum(parameter.values for parameter in plain) / max(1, values)
 
 
-def _outcome(count: int, skipped: Mapping[str, str], plain: list[PlainParameter], values: int) -> str:
+def _outcome(
+    count: int,
+    skipped: Mapping[str, str],
+    plain: list[PlainParameter],
+    values: int,
+    done: str = "quantised",
+) -> str:
     """What a summary says first."""
-    line = f"{count} weights quantised, {len(skipped)} skipped"
+    line = f"{count} weights {done}, {len(skipped)} skipped"
     if (share := _share(plain, values)) > NOTABLE_SHARE:
         line += f"; {share:.0%} of the model's values stay unquantised"
     return line
@@ -250,6 +258,25 @@ def model_bytes(model: nn.Module) -> int:
     """Bytes of all parameters and buffers, each counted once."""
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
     return sum(stored_bytes(tensor) for tensor in tensors if not nn.parameter.is_lazy(tensor))
+
+
+def bits_per_weight(model: nn.Module) -> float:
+    """Stored bits for each weight of linear layers and experts, with scales; NaN if there are none.
+
+    What an embedding has too counts where it is quantised.
+    """
+    embeddings = {
+        id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)
+    }
+    found = {
+        id(weight): weight
+        for module in model.modules()
+        for name in quantizable(module)
+        if (weight := module._parameters.get(name)) is not None and not nn.parameter.is_lazy(weight)
+        if id(weight) not in embeddings or isinstance(own_part(weight), QuantizedTensor)
+    }
+    weights = sum(own_part(weight).numel() for weight in found.values())
+    return 8 * sum(map(stored_bytes, found.values())) / weights if weights else math.nan
 
 
 def stored_bytes(tensor: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 calls.py: their names, and the arguments of calls
 fakes.py: shapes and dtypes of results
-gradients.py, batches.py: derivatives; torch.vmap
+gradients.py, choice.py, batches.py: derivatives, and by which product; torch.vmap
 aoti.py: packages of AOTInductor
 flops.py, versions.py: what counters and autograd ask for
 """

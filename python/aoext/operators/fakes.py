@@ -63,10 +63,19 @@ def _hint(number: int | torch.SymInt) -> int | None:
     return number.node.hint if isinstance(number, torch.SymInt) else number
 
 
-def _product(*, input: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+def _product(
+    *,
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    **_: Any,
+) -> Tensor:
     """[..., N] of input [..., K] and weight [N, …], or [E, N, …] beside offsets."""
     own = input.dtype if input.dtype in FLOAT_DTYPES else torch.bfloat16
-    return input.new_empty((*input.shape[:-1], weight.shape[-2]), dtype=out_dtype or own)
+    return input.new_empty(
+        (*input.shape[:-1], weight.shape[0 if offsets is None else 1]), dtype=out_dtype or own
+    )
 
 
 def _exact_product(*, input: Tensor, weight: Tensor) -> Tensor:
@@ -83,13 +92,13 @@ def _quantized(
 
 def _dequantized(*, weight: Tensor, scale: Tensor, code: int, dtype: torch.dtype | None, **_: Any) -> Tensor:
     own = scale.dtype if scale.dtype in FLOAT_DTYPES else torch.float32
-    columns = FORMATS[Code(code)].codes_a_byte * weight.shape[1]
+    columns = FORMATS[Code(code)].columns(weight.shape)
     return weight.new_empty((weight.shape[0], columns), dtype=dtype or own)
 
 
-def _sorted(*, expert: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    order = expert.new_empty((expert.numel(),), dtype=torch.int64)
-    return order, expert.new_empty((experts,), dtype=torch.int32)
+def _sorted(*, expert: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    order, place = (expert.new_empty((expert.numel(),), dtype=torch.int64) for _ in range(2))
+    return order, place, expert.new_empty((experts,), dtype=torch.int32)
 
 
 def _packed(*, weight: Tensor, inner_k_tiles: int) -> Tensor:

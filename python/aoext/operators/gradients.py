@@ -22,7 +22,8 @@ from aoext.formats.table import Code
 from aoext.operators import batches
 from aoext.operators.batches import vmap_rule
 from aoext.operators.calls import ao, operators
-from aoext.operators.experts import BY_EXPERT, ONE_WEIGHT, OneWeight, times
+from aoext.operators.choice import prefers_plain_weight
+from aoext.operators.experts import BY_EXPERT, ONE_WEIGHT, OneWeight
 from aoext.packing.layouts import tinygemm_to_plain
 
 # The kernels live as long as this object.
@@ -33,57 +34,65 @@ def _in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def may_skip_autograd(input: Tensor, bias: Tensor | None) -> bool:
-    """Whether a product of these with a quantised weight has no gradient and no transform to think of."""
+def in_transform() -> bool:
+    """Whether derivatives are taken forward, or a transform of torch.func is on."""
+    return _in_forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def may_skip_autograd(input: Tensor, bias: Tensor | None, trains: bool) -> bool:
+    """Whether a product of these with a quantised weight has no gradient and no transform to think of.
+
+    trains: whether weights of its kind may take gradients
+    """
     return (
-        not (torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad)))
-        and not _in_forward_mode()
-        and torch._C._functorch.peek_interpreter_stack() is None
+        not (
+            torch.is_grad_enabled()
+            and (trains or input.requires_grad or (bias is not None and bias.requires_grad))
+        )
+        and not in_transform()
     )
 
 
-def times_dequantized(
-    input: Tensor, offsets: Tensor | None, dequantized: Callable[..., Tensor], *parts: Tensor
+def times_weight(
+    input: Tensor, offsets: Tensor | None, product: Callable[..., Tensor], *parts: Tensor
 ) -> Tensor:
-    """input [..., N] times the weight [N, K], or beside offsets [E, N, K], of `dequantized(dtype, *parts)`.
+    """input [..., N] times a weight [N, K], or beside offsets [E, N, K], that `parts` make.
 
+    product: product(input, offsets, transposed, *parts) is this or, where `transposed`, that of [..., K].
     Derivatives keep the parts and not the weight, and make it anew.
     """
-    return _TimesDequantized.apply(input, offsets, False, dequantized, *parts)
+    return _TimesWeight.apply(input, offsets, False, product, *parts)
 
 
-class _TimesDequantized(torch.autograd.Function):
+class _TimesWeight(torch.autograd.Function):
     @staticmethod
     def forward(
         input: Tensor,
         offsets: Tensor | None,
         transposed: bool,
-        dequantized: Callable[..., Tensor],
+        product: Callable[..., Tensor],
         *parts: Tensor,
     ) -> Tensor:
-        weight = dequantized(input.dtype, *parts)
-        return times(input, weight.mT if transposed else weight, offsets)
+        return product(input, offsets, transposed, *parts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, offsets, ctx.transposed, ctx.dequantized, *parts = inputs
+        _, offsets, ctx.transposed, ctx.product, *parts = inputs
         ctx.save_for_backward(offsets, *parts)
         ctx.save_for_forward(offsets, *parts)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         offsets, *parts = ctx.saved_tensors
-        input_grad = _TimesDequantized.apply(grad, offsets, not ctx.transposed, ctx.dequantized, *parts)
+        input_grad = _TimesWeight.apply(grad, offsets, not ctx.transposed, ctx.product, *parts)
         return (input_grad, None, None, None, *(None for _ in parts))
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
         offsets, *parts = ctx.saved_tensors
-        return _TimesDequantized.apply(tangent, offsets, ctx.transposed, ctx.dequantized, *parts)
+        return _TimesWeight.apply(tangent, offsets, ctx.transposed, ctx.product, *parts)
 
-    vmap = staticmethod(
-        vmap_rule(lambda *arguments: _TimesDequantized.apply(*arguments), ("input", "offsets"))
-    )
+    vmap = staticmethod(vmap_rule(lambda *arguments: _TimesWeight.apply(*arguments), ("input", "offsets")))
 
 
 def _register(operator: str, dequantized: Callable[..., Tensor]) -> None:
@@ -114,10 +123,20 @@ def _register(operator: str, dequantized: Callable[..., Tensor]) -> None:
     def bias_of(arguments: tuple[Any, ...]) -> Any:
         return arguments[bias_argument] if len(arguments) > bias_argument else None
 
+    def is_by_plain_weight(arguments: tuple[Any, ...]) -> bool:
+        return (
+            operator == "weight_only_linear"
+            and kind_of(arguments) is ONE_WEIGHT
+            and prefers_plain_weight(arguments[0], arguments[names.index("code")])
+        )
+
     class Product(torch.autograd.Function):
         @staticmethod
         def forward(*arguments: Any) -> Tensor:
             with torch._C._AutoDispatchBelowAutograd():
+                if is_by_plain_weight(arguments):
+                    parts = dict(zip(names, arguments, strict=False))
+                    return ONE_WEIGHT.times(arguments[0], bias_of(arguments), dequantized, parts)
                 return overload(*arguments)
 
         @staticmethod
@@ -143,11 +162,10 @@ def _register(operator: str, dequantized: Callable[..., Tensor]) -> None:
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             grads: list[Tensor | None] = [None] * ctx.count
             parts = Product.parts(ctx)
-            offsets = parts.get("offsets")
             if ctx.needs_input_grad[0]:
-                grads[0] = ctx.kind.input_grad(grad, dequantized(grad.dtype, **parts), offsets)
+                grads[0] = ctx.kind.input_grad(grad, dequantized, parts)
             if ctx.bias_dtype is not None and ctx.needs_input_grad[bias_argument]:
-                grads[bias_argument] = ctx.kind.bias_grad(grad, offsets).to(ctx.bias_dtype)
+                grads[bias_argument] = ctx.kind.bias_grad(grad, parts).to(ctx.bias_dtype)
             return tuple(grads)
 
         @staticmethod
@@ -155,7 +173,7 @@ def _register(operator: str, dequantized: Callable[..., Tensor]) -> None:
             parts = Product.parts(ctx)
             bias = bias_of(tangents)
             bias = None if bias is None else bias.to(ctx.dtype)
-            return ctx.kind.times(tangents[0], dequantized(ctx.dtype, **parts), bias, parts.get("offsets"))
+            return ctx.kind.times(tangents[0], bias, dequantized, parts)
 
         vmap = staticmethod(vmap_rule(product, names))
 
@@ -178,6 +196,73 @@ def _register(operator: str, dequantized: Callable[..., Tensor]) -> None:
     Product.__name__ = Product.__qualname__ = operator
     _library.impl(operator, kernel, "Autograd")
     _library.impl(operator, transformed, "FuncTorchDynamicLayerFrontMode")  # before a transform of torch.func
+
+
+def _register_linear(
+    operator: str,
+    transposed: Callable[..., Sequence[Any]],
+    weight_grad: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+) -> None:
+    """Gradients of an operator that is linear in its first argument, the rows [T, A] of experts.
+
+    transposed: of the other arguments, those with which the operator multiplies by the transposed weights
+    weight_grad: of rows, offsets and the result's gradient, where the last argument is weights that train
+    """
+    overload = getattr(ao, operator).default
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Tensor:
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload(*arguments)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            tensors = [other if isinstance(other, Tensor) else None for other in inputs[1:]]
+            rows = inputs[0] if weight_grad is not None else None
+            ctx.save_for_backward(rows if ctx.needs_input_grad[-1] else None, *tensors)
+            ctx.save_for_forward(rows, *tensors)
+            ctx.others = [None if isinstance(other, Tensor) else other for other in inputs[1:]]
+
+        @staticmethod
+        def saved(ctx: Any) -> tuple[Any, list[Any]]:
+            rows, *tensors = ctx.saved_tensors  # once: checkpointing lets nobody ask again
+            pairs = zip(tensors, ctx.others, strict=True)
+            return rows, [other if tensor is None else tensor for tensor, other in pairs]
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            rows, others = Linear.saved(ctx)
+            grads: list[Tensor | None] = [None] * (1 + len(others))
+            if ctx.needs_input_grad[0]:
+                grads[0] = overload(grad, *transposed(*others))
+            if rows is not None and weight_grad is not None:
+                grads[-1] = weight_grad(rows, others[0], grad)
+            return tuple(grads)
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: Tensor | None, *tangents: Any) -> Tensor:
+            rows, others = Linear.saved(ctx)
+            parts = [] if tangent is None else [overload(tangent, *others)]
+            if weight_grad is not None and tangents[-1] is not None:
+                parts.append(overload(rows, *others[:-1], tangents[-1]))
+            return sum(parts[1:], parts[0])
+
+        vmap = staticmethod(vmap_rule(overload, [argument.name for argument in overload._schema.arguments]))
+
+    def kernel(rows: Tensor, *others: Any) -> Tensor:
+        wanted = rows.requires_grad or (weight_grad is not None and others[-1].requires_grad)
+        if (torch.is_grad_enabled() and wanted) or _in_forward_mode():
+            return Linear.apply(rows, *others)
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(rows, *others)
+
+    _library.impl(operator, kernel, "Autograd")
+    _library.impl(
+        operator,
+        lambda *arguments: _transformed(Linear, overload, arguments),
+        "FuncTorchDynamicLayerFrontMode",
+    )
 
 
 def _positional(overload: Any) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
@@ -228,19 +313,11 @@ def _dequantized(
     zero_point: Tensor | None = None,
     table: Tensor | None = None,
     global_scale: Tensor | None = None,
-    offsets: Tensor | None = None,
     code: int = Code.INT4,
     **_: Any,
 ) -> Tensor:
-    """[N, K] of a weight in any format; [E, N, K] beside offsets, one expert after the other."""
-    if offsets is None:
-        return ao.dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype=dtype)
-    zeros = [None] * len(weight) if zero_point is None else zero_point
-    experts = [
-        ao.dequantize(w, s, code, block_size, z, table, global_scale, dtype=dtype)
-        for w, s, z in zip(weight, scale, zeros, strict=True)
-    ]
-    return torch.stack(experts)
+    """[N, K] of a weight in any format."""
+    return ao.dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype=dtype)
 
 
 def _pack_dequantized(dtype: torch.dtype, *, weight: Tensor, scale_and_zero: Tensor, **_: Any) -> Tensor:
@@ -262,3 +339,11 @@ for _operator in operators():
         _register(_operator, _DEQUANTIZED[_operator])
     else:
         batches.register(_operator)
+
+_register_linear(
+    "_times_experts", lambda offsets, weight: (offsets, weight.mT), lambda *given: ao._experts_grad(*given)
+)
+_register_linear(
+    "_times_quantized_experts",
+    lambda offsets, transposed, *operands: (offsets, not transposed, *operands),
+)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from aoext.formats.checks import check_dense, check_matrix, describe, shown
+from aoext.formats.checks import check_dense, check_matrix, describe, has_values, shown
 from aoext.formats.dtypes import BLOCK_SCALE_DTYPES, EXPONENT_DTYPES, FLOAT8_DTYPES, FLOAT_DTYPES, one_of
 from aoext.formats.table import TABLE_SIZE
 from aoext.packing.scales import held, in_dtype, require_finite, row_blocks
@@ -143,14 +143,12 @@ def lut4_quantize(
     scale_dtype: torch.dtype = torch.float32,
     scaling: Scaling = "rceil",
     two_scales: bool = False,
-    largest: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Codes of 4 bits into a table: w [N, K] to q uint8 [N, K/2], scales of blocks, and a global one or None.
 
     w, scale_dtype, scaling: as in blockwise_quantize; K even
     table: float32 [16]
     two_scales: float8_e4m3fn for blocks and a float32 for the weight
-    largest: where other weights have this float32 too, the largest_magnitude of all
     """
     who = "lut4_quantize"
     check_matrix(who, "w", w, FLOAT_DTYPES, "[N, K] with K even")
@@ -172,7 +170,7 @@ def lut4_quantize(
 
     global_scale = None
     if two_scales:
-        largest = largest_magnitude(w) if largest is None else largest
+        largest = torch.maximum(-w.amin().float(), w.amax().float()).reshape(1)  # copies nothing
         require_finite(who, "w", largest)
         lift = torch.ones_like(largest).masked_fill_(largest < SMALLEST_LARGEST, LIFT)
         global_scale = (largest * lift / (E4M3_MAX * limit) / lift).clamp_(min=SMALLEST_SCALE)
@@ -180,14 +178,9 @@ def lut4_quantize(
     codes = torch.empty_like(w, dtype=torch.uint8, memory_format=torch.contiguous_format)
     whole = None if global_scale is None else (global_scale, lift)
     rule = _rule(limit, scale_dtype, scaling, whole) or floats
-    encode = _Ordered(table, scale_dtype not in FLOAT_DTYPES).codes
+    encode = TableCodes(table, scale_dtype not in FLOAT_DTYPES).codes
     scale = _quantize(who, w, block_size, rule, encode, codes)
     return (codes[:, 1::2] << 4).bitwise_or_(codes[:, ::2]), scale, global_scale
-
-
-def largest_magnitude(w: Tensor) -> Tensor:
-    """That of all values of a weight, float32 [1]. Copies nothing."""
-    return torch.maximum(-w.amin().float(), w.amax().float()).reshape(1)
 
 
 def _check(who: str, w: Tensor, scale_dtype: torch.dtype, scaling: str) -> None:
@@ -198,7 +191,7 @@ def _check(who: str, w: Tensor, scale_dtype: torch.dtype, scaling: str) -> None:
     check_scaling(who, "scaling", scaling)
 
 
-class _Ordered:
+class TableCodes:
     """A table's values in order: where between two of them the border lies, and which codes they have."""
 
     def __init__(self, table: Tensor, ties_to_even: bool) -> None:
@@ -212,6 +205,24 @@ class _Ordered:
         self.borders = (values[:-1] + values[1:]) / 2
 
     def codes(self, values: Tensor) -> Tensor:
+        by_comparing = values.device.type == "cpu" and has_values(values) and has_values(self.borders)
+        return self._by_comparing(values) if by_comparing else self._by_searching(values)
+
+    def _by_comparing(self, values: Tensor) -> Tensor:
+        """A CPU compares many values at once with a border, and searches for one after the other."""
+        place, beyond = torch.zeros_like(values), torch.empty_like(values)
+        odd = (self.order & 1).tolist()
+        for border, below, above in zip(self.borders.tolist(), odd[:-1], odd[1:], strict=True):
+            if self.ties_to_even and below == above:  # 0 and −0
+                beyond.copy_(values.signbit()).neg_().add_(1)
+            elif self.ties_to_even and below:
+                torch.ge(values, border, out=beyond)
+            else:
+                torch.gt(values, border, out=beyond)
+            place.add_(beyond)
+        return self.order.index_select(0, place.flatten().to(torch.int32)).view(values.shape)
+
+    def _by_searching(self, values: Tensor) -> Tensor:
         place = torch.bucketize(values.contiguous(), self.borders, out_int32=True)
         codes = self.order[place]
         if not self.ties_to_even:

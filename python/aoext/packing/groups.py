@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from aoext.formats.checks import check_matrix, describe, has_values
+from aoext.formats.checks import check_dense, check_matrix, describe, has_values
 from aoext.formats.dtypes import FLOAT_DTYPES, one_of
 from aoext.formats.table import Format
 from aoext.packing.scales import held, in_dtype, require_finite, row_blocks
@@ -22,15 +22,21 @@ GroupRule = Callable[[Tensor, torch.dtype, Format], tuple[Tensor, Tensor, Tensor
 
 def columns_of(format: Format) -> str:
     """What K must be, for an error message."""
-    return "K even" if format.codes_a_byte == 2 else f"K a multiple of {format.codes_a_byte}"
+    return "K even" if format.values == 2 else f"K a multiple of {format.values}"
+
+
+def planes(format: Format) -> list[tuple[int, int]]:
+    """Bits and run of each plane, the lowest bits first; csrc/common/layout.h says what these are."""
+    if format.bytes == 1:
+        return [(format.bits, 1)]
+    return [(bits, {4: 16, 2: 8, 1: 1}[bits]) for bits in (4, 2, 1) if format.bits & bits]
 
 
 @torch.no_grad()
 def pack(who: str, q: Tensor, format: Format) -> Tensor:
-    """Several codes to a byte: int8 [N, K] to [N, K/codes_a_byte], the lowest k in the lowest bits."""
-    count, bits = format.codes_a_byte, format.bits
+    """Codes int8 [N, K] as bytes [N, K/values], or [N, K/values, bytes] where several bytes hold them."""
     check_matrix(who, "q", q, (torch.int8,), f"[N, K] with {columns_of(format)}")
-    if q.shape[1] % count:
+    if q.shape[1] % format.values:
         raise ValueError(f"{who}: q must be int8 [N, K] with {columns_of(format)}, got {describe(q)}")
     if q.numel() and has_values(q):
         low, high = int(q.amin()), int(q.amax())
@@ -38,22 +44,37 @@ def pack(who: str, q: Tensor, format: Format) -> Tensor:
             raise ValueError(
                 f"{who}: q must lie in {format.lowest}..{format.highest}, got values in {low}..{high}"
             )
-    mask = (1 << bits) - 1
-    packed = q[:, ::count] & mask
-    for i in range(1, count):
-        packed = packed.bitwise_or_((q[:, i::count] & mask) << (bits * i))
+    blocks = q.reshape(len(q), q.shape[1] // format.values, format.values)
+    packed_planes: list[Tensor] = []
+    low = 0
+    for bits, run in planes(format):
+        parts = blocks.unflatten(2, (-1, 8 // bits, run)).unbind(3)
+        mask = (1 << bits) - 1
+        plane = parts[0] >> low & mask
+        for i, part in enumerate(parts[1:], 1):
+            plane = plane.bitwise_or_((part >> low & mask) << (bits * i))
+        packed_planes.append(plane.flatten(2))
+        low += bits
+    packed = packed_planes[0] if len(packed_planes) == 1 else torch.cat(packed_planes, 2)
+    packed = packed.squeeze(2) if format.bytes == 1 else packed
     return packed if format.storage is torch.int8 else packed.view(format.storage)
 
 
 @torch.no_grad()
 def unpack(who: str, packed: Tensor, format: Format) -> Tensor:
     """The inverse of pack: int8 [N, K]."""
-    check_matrix(who, "packed", packed, (format.storage,), f"[N, K/{format.codes_a_byte}]")
-    # A left shift drops the codes above, and right shifts of signed bytes repeat the sign.
-    top = 8 - format.bits
-    codes = [(packed << (top - low)) >> top for low in range(0, 8, format.bits)]
-    q = torch.stack(codes, dim=-1).flatten(1)
-    return q if format.storage is torch.int8 else q.view(torch.int8)
+    shape = f"[N, K/{format.values}]" if format.bytes == 1 else f"[N, K/{format.values}, {format.bytes}]"
+    check_dense(who, "packed", packed, (format.storage,), shape, 2 + (format.bytes > 1))
+    blocks = packed.view(torch.uint8).view(len(packed), packed.shape[1], format.bytes)
+    codes, low, at = None, 0, 0
+    for bits, run in planes(format):
+        plane = blocks.narrow(2, at, format.values * bits // 8).unflatten(2, (-1, 1, run))
+        parts = torch.cat([plane >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)], 3)
+        codes = parts.flatten(2) if codes is None else codes | parts.flatten(2) << low
+        low, at = low + bits, at + format.values * bits // 8
+    assert codes is not None
+    q = codes.flatten(1).view(torch.int8)
+    return q if format.lowest == 0 else (q ^ -format.lowest) + format.lowest
 
 
 def asymmetric(groups: Tensor, dtype: torch.dtype, format: Format) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,7 +128,7 @@ def quantize_groups(
     dtype = x.dtype if dtype is None else dtype
     if dtype not in FLOAT_DTYPES:
         raise ValueError(f"{who}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype}")
-    if x.shape[1] == 0 or x.shape[1] % format.codes_a_byte:
+    if x.shape[1] == 0 or x.shape[1] % format.values:
         raise ValueError(
             f"{who}: x must be {one_of(FLOAT_DTYPES)} [N, K] with {columns_of(format)} and not 0, "
             f"got {describe(x)}"

@@ -35,10 +35,11 @@ def _quantize_rows(who: str, w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     if w.shape[1] == 0:
         raise ValueError(f"{who}: w must be [N, K] with K not 0, got {describe(w)}")
     q, scale = torch.ops.ao.quantize(w, dtype)
-    require_finite(who, "w", scale)
     # The operator, which serves activations, takes no scale below the smallest normal number.
-    small = (scale <= torch.finfo(scale.dtype).smallest_normal).flatten()
-    if has_values(scale) and bool(small.any()):
+    normal = scale > torch.finfo(scale.dtype).smallest_normal
+    if has_values(scale) and not bool(normal.all()):  # NaN is no larger: the host waits once for both
+        require_finite(who, "w", scale)
+        small = ~normal.flatten()
         rows = w[small].to(torch.float32)
         largest = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
         scale[small] = held(rows.abs().amax(1, keepdim=True) / largest, scale.dtype)

@@ -10,8 +10,12 @@ from torch import Tensor
 from aoext.formats.checks import has_values
 from aoext.formats.dtypes import dtype_name
 
-# Elements of one block: 4 MiB in float32, of which a few are alive at once; small against a layer.
-BLOCK_ELEMENTS = 1 << 20
+# Elements of one block: 4 MiB in float32, of which a few are alive at once; small against a layer. Elsewhere
+# a block is some forty launches and two waits of the host, which take longer than a block of this size.
+BLOCK_ELEMENTS = {"cpu": 1 << 20}
+BLOCK_ELEMENTS_ELSEWHERE = 1 << 24
+
+LIFT = 2.0**100  # takes the smallest subnormal number of float32 among the normal ones
 
 
 def held(scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -21,7 +25,9 @@ def held(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """
     limits = torch.finfo(dtype)
     step = limits.smallest_normal * limits.eps
-    rounded_up = (scale / step).ceil_().clamp_(min=1).mul_(step)
+    # Two factors, for one would be infinite: by a Python number GPUs divide with the float32 reciprocal.
+    steps = (scale * LIFT).mul_(1 / (LIFT * step))
+    rounded_up = steps.ceil_().clamp_(min=1).mul_(step)
     rounded_up = torch.where(rounded_up > 0, rounded_up, limits.smallest_normal)
     return torch.where(scale < limits.smallest_normal, rounded_up, scale)
 
@@ -50,12 +56,14 @@ def is_surely_finite(tensor: Tensor) -> bool:
     return bool(low.isfinite() & high.isfinite())
 
 
-def row_blocks(matrix: Tensor, multiple: int = 1) -> Iterator[slice]:
-    """Slices over the rows of a matrix [N, K], of about BLOCK_ELEMENTS each; one if N = 0.
+def row_blocks(matrix: Tensor, multiple: int = 1, elements: int | None = None) -> Iterator[slice]:
+    """Slices over the rows of a matrix [N, K], of about so many elements each; one if N = 0.
 
-    All but the last are of a multiple of so many rows.
+    All but the last are of a multiple of so many rows. Elements are those of BLOCK_ELEMENTS if not given.
     """
     rows, columns = matrix.shape
-    step = max(1, BLOCK_ELEMENTS // max(1, columns * multiple)) * multiple
+    if elements is None:
+        elements = BLOCK_ELEMENTS.get(matrix.device.type, BLOCK_ELEMENTS_ELSEWHERE)
+    step = max(1, elements // max(1, columns * multiple)) * multiple
     for begin in range(0, max(1, rows), step):
         yield slice(begin, begin + step)

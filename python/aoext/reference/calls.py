@@ -23,7 +23,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     reference: Tensor  # float64, or int32 where the result is exact
-    terms: Tensor | None = None  # Σ|x·w| + |bias|, of products that are rounded
+    terms: Tensor | None = None  # Σ|x·w| + |bias|, of products that are rounded; w as it is added up
     weight: Tensor | None = None  # what the weight stands for, float64 [N, K]
 
     def on(self, device: torch.device | str) -> list[Any]:
@@ -75,11 +75,12 @@ def _codes(kind: str) -> list[Code]:
 def _of_kind(kind: str) -> MakeCall:
     """Makes calls in the format of the dtype that a problem names, or in the first that the kind has."""
     own = [subject for subject in SUBJECTS if subject.kind == kind]
-    codes_a_byte = max(FORMATS[code].codes_a_byte for code in _codes(kind))
+    together = max(FORMATS[code].values for code in _codes(kind))
 
     def make(p: Problem, g: Generator) -> Call:
-        if codes_a_byte > 2 and p.K % codes_a_byte:  # the nearest whose rows are whole bytes
-            p = dataclasses.replace(p, K=2 * p.K, group_size=2 * p.group_size)
+        if together > 2 and p.K % together:  # as many groups, each of them whole blocks
+            group_size = -(-p.group_size // together) * together
+            p = dataclasses.replace(p, K=-(-p.K // p.group_size) * group_size, group_size=group_size)
         named = (subject for subject in own if dtype_name(p.eight_bit) in subject.format.split())
         return call_of(next(named, own[0]), p, g)
 
@@ -140,7 +141,7 @@ DEQUANTIZE_CALLS = [kind for kind in CALLS if kind.startswith("dequantize")]
 INPUT_CALLS = [kind for kind in CALLS if kind not in DEQUANTIZE_CALLS]
 INT4_CALLS = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "weight_only_linear int4", "dequantize int4"]
 # Kinds whose weights have several codes to a byte, so that not every K will do.
-PACKED_CALLS = [kind for kind in CALLS if any(FORMATS[code].codes_a_byte > 1 for code in _codes(kind))]
+PACKED_CALLS = [kind for kind in CALLS if any(FORMATS[code].is_packed for code in _codes(kind))]
 BLOCKWISE_CALLS = [kind for kind in CALLS if kind.endswith((" blocks", " zeros", " lut4"))]
 # Kinds with a bias, and those that can do without one.
 BIAS_CALLS = [kind for kind in INPUT_CALLS if kind not in ("bf16i4bf16_rowwise", "int8_mm")]

@@ -54,6 +54,7 @@ def experts(dense: Subject, w: Stored) -> Subject:
         expected,
         ("T", "N"),
         grouped=dense.grouped,
+        serves=dense.serves,
         adds_bias=dense.adds_bias,
         weight=Weight(random, weights),
         typical=False,

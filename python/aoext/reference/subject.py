@@ -73,6 +73,8 @@ class Weight:
 
     random: Callable[[Problem, Generator], Tensors]
     rows: Callable[[Problem, Tensors, Index], Tensor]
+    # What a product adds up in place of rows, where these are sums themselves.
+    addends: Callable[[Problem, Tensors, Index], Tensors] | None = None
 
 
 def full_name(operator: str, format: str) -> str:
@@ -192,7 +194,8 @@ def linear(
         p: Problem, x: Tensors, w: Tensors, rows: Index, columns: Index
     ) -> tuple[Tensor, Tensor | None]:
         bias = w[-1][columns] if adds_bias(p) else None
-        return values.product(dense_input(p, x, rows), weight.rows(p, w, columns), bias)
+        addends = weight.addends(p, w, columns) if weight.addends else (weight.rows(p, w, columns),)
+        return values.product(dense_input(p, x, rows), addends, bias)
 
     return Subject(
         operator,
@@ -218,6 +221,7 @@ def dequantization(
     call: Callable[[Callable[..., Any], Problem, Tensors, Tensors], Any] | None = None,
     grouped: bool = False,
     typical: bool = True,
+    serves: Callable[[Problem], bool] = lambda p: True,
     kind: str = "",
 ) -> Subject:
     return Subject(
@@ -231,5 +235,6 @@ def dequantization(
         grouped=grouped,
         weight=weight,
         typical=typical,
+        serves=serves,
         kind=kind or operator,
     )

@@ -16,11 +16,13 @@ from .experts import experts
 from .stored import (
     EIGHT_BIT_BLOCKWISE,
     FLOAT8_128,
+    GGML,
     GROUPS,
     INT4,
     LUT4_BLOCKWISE,
     MXFP8,
     NVFP4,
+    PLANES,
     WITH_ZERO_POINTS,
     Stored,
     by_rows,
@@ -43,6 +45,13 @@ from .values import EIGHT_BIT, rand, randn
 INT8, E4M3 = torch.int8, torch.float8_e4m3fn
 
 
+def _kind(w: Stored) -> str:
+    """The kind of calls that a packed format goes under: one for those whose codes lie alike."""
+    if w.inside:
+        return GGML[0].name
+    return PLANES[0].name if w in PLANES else w.name
+
+
 def _has_bias(p: Problem) -> bool:
     return p.bias
 
@@ -60,9 +69,10 @@ def weight_only_linear(w: Stored, kind: str) -> Subject:
     return linear(
         "weight_only_linear",
         w.name,
-        Weight(w.random, w.rows),
+        w.weight,
         call=lambda kernel, p, x, t: kernel(x[0], *_with_bias(w.operands(p, t), t[w.tensors :])),
         adds_bias=_has_bias,
+        serves=w.takes,
         grouped=w.grouped,
         typical=w.typical,
         kind=kind,
@@ -71,6 +81,8 @@ def weight_only_linear(w: Stored, kind: str) -> Subject:
 
 def _input_block(w: Stored, p: Problem) -> int:
     """Columns of the input that share a scale."""
+    if w.inside:
+        return 32
     return p.K if w.by_groups else w.block_of(p)[1]
 
 
@@ -79,7 +91,7 @@ def _block_argument(w: Stored, p: Problem) -> list[int] | None:
 
 
 def _under(w: Stored, dtype: torch.dtype) -> str:
-    return f"{w.name} by {dtype_name(dtype)}" if w.by_groups else w.name
+    return f"{w.name} by {dtype_name(dtype)}" if w.by_groups or w.inside else w.name
 
 
 def scaled_mm(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
@@ -98,7 +110,7 @@ def scaled_mm(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
     return linear(
         "scaled_mm",
         _under(w, dtype),
-        Weight(w.random, w.rows),
+        w.weight,
         dense,
         inputs=inputs,
         call=lambda kernel, p, x, t: kernel(
@@ -107,6 +119,7 @@ def scaled_mm(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
             out_dtype=p.dtype,
         ),
         adds_bias=_has_bias,
+        serves=w.takes,
         grouped=w.grouped,
         typical=w.typical and dtype is not E4M3 if w.by_groups else w.typical,
         kind=kind,
@@ -122,11 +135,11 @@ def scaled_linear(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
         q, scale = values.quantized_blocks(x[0][rows], dtype, block, power_of_two)
         return q.double() * values.spread(scale.double(), block, p.K)
 
-    options = {"input_dtype": dtype} if w.by_groups else {}
+    options = {"input_dtype": dtype} if w.by_groups or w.inside else {}
     return linear(
         "scaled_linear",
         _under(w, dtype),
-        Weight(w.random, w.rows),
+        w.weight,
         dense,
         call=lambda kernel, p, x, t: kernel(
             *(x[0], t[0], t[1], int(w.code), *_bias(t[w.tensors :])),
@@ -134,6 +147,7 @@ def scaled_linear(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
             **options,
         ),
         adds_bias=_has_bias,
+        serves=w.takes,
         grouped=w.grouped,
         typical=w.typical and dtype is not E4M3 if w.by_groups else w.typical,
         kind=kind,
@@ -144,8 +158,9 @@ def dequantize(w: Stored, kind: str) -> Subject:
     return dequantization(
         "dequantize",
         w.name,
-        Weight(w.random, w.rows),
+        w.weight,
         lambda kernel, p, x, t: kernel(*w.operands(p, t), dtype=p.dtype),
+        serves=w.takes,
         grouped=w.grouped,
         typical=(w.by_rows and w.typical) or w.name in (INT4.name, "float8 128x128", "mxfp4"),
         kind=kind,
@@ -198,7 +213,7 @@ def _scaled_mm_rowwise(dtype: torch.dtype) -> Subject:
     return linear(
         "scaled_mm_rowwise",
         dtype_name(dtype),
-        Weight(w.random, w.rows),
+        w.weight,
         lambda p, x, rows: scaled_values(x, rows),
         inputs=lambda p, g: values.rowwise_values(p.rows, p.K, dtype, g),
         call=lambda kernel, p, x, t: kernel(x[0], t[0], x[1], t[1], *t[2:], out_dtype=p.dtype),
@@ -270,7 +285,7 @@ def tinygemm_mm(inner: Callable[[int], int] = values.inner_k_tiles) -> Subject:
 
 
 def _all() -> list[Subject]:
-    int4 = Weight(INT4.random, INT4.rows)
+    int4 = INT4.weight
     found = [
         linear("bf16i4bf16_rowwise", "int4", int4, grouped=True, typical=False),
         linear(
@@ -278,14 +293,16 @@ def _all() -> list[Subject]:
         ),
         _int8_mm(),
         *map(_scaled_mm_rowwise, EIGHT_BIT),
-        *(weight_only_linear(w, f"weight_only_linear {w.name}") for w in GROUPS),
+        *(weight_only_linear(w, f"weight_only_linear {_kind(w)}") for w in (*GROUPS, *GGML)),
     ]
     names = {dtype: "int8" if dtype is INT8 else "float8" for dtype in EIGHT_BIT}
     for dtype in EIGHT_BIT:
         found.append(weight_only_linear(by_rows(dtype), f"weight_only_linear {names[dtype]}"))
     for make in (scaled_mm, scaled_linear):
         found += [make(by_rows(dtype, torch.float32), f"{make.__name__} rows", dtype) for dtype in EIGHT_BIT]
-        found += [make(w, f"{make.__name__} {w.name}", dtype) for w in GROUPS for dtype in (INT8, E4M3)]
+        for w in (*GROUPS, *GGML):
+            dtypes = (INT8, E4M3) if w.name == _kind(w) else (INT8,)
+            found += [make(w, f"{make.__name__} {_kind(w)}", dtype) for dtype in dtypes]
         found += [make(w, f"{make.__name__} blocks", w.dtype) for w in EIGHT_BIT_BLOCKWISE]
     found += [quantize(by_rows(dtype), "quantize rows") for dtype in EIGHT_BIT]
     found += [quantize(w, "quantize blocks") for w in EIGHT_BIT_BLOCKWISE]
@@ -295,7 +312,7 @@ def _all() -> list[Subject]:
     found.append(weight_only_linear(WITH_ZERO_POINTS, "weight_only_linear int8 zeros"))
     found += [weight_only_linear(w, "weight_only_linear lut4") for w in LUT4_BLOCKWISE]
     for w, kind in (
-        *((w, w.name) for w in GROUPS),
+        *((w, w.name) for w in (*GROUPS[:3], GGML[0])),
         (by_rows(INT8), "int8"),
         (FLOAT8_128, "float8 blocks"),
         (WITH_ZERO_POINTS, "int8 zeros"),
@@ -310,7 +327,7 @@ def _all() -> list[Subject]:
         found.append(experts(scaled_mm(w, f"scaled_mm {kind}", dtype), w))
     rows = by_rows(INT8, torch.float32)
     found.append(experts(scaled_linear(rows, "scaled_linear rows", INT8), rows))
-    found += [dequantize(w, f"dequantize {w.name}") for w in GROUPS]
+    found += [dequantize(w, f"dequantize {_kind(w)}") for w in (*GROUPS, *GGML)]
     found += [dequantize(by_rows(dtype), "dequantize rows") for dtype in EIGHT_BIT]
     found += [dequantize(w, "dequantize blocks") for w in EIGHT_BIT_BLOCKWISE]
     found += [dequantize(WITH_ZERO_POINTS, "dequantize int8 zeros")]

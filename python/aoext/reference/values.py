@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import torch
@@ -20,9 +21,10 @@ def rand(g: Generator, *shape: int) -> Tensor:
     return torch.rand(*shape, generator=g, dtype=torch.float32, device=g.device)
 
 
-def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x · wᵀ + bias, and the same of magnitudes; float64."""
-    y, terms = x @ w.t(), x.abs() @ w.abs().t()
+def product(x: Tensor, addends: tuple[Tensor, ...], bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x · wᵀ + bias, where w is the sum of addends, and the same of magnitudes; float64."""
+    w, magnitudes = (functools.reduce(torch.add, part) for part in (addends, [a.abs() for a in addends]))
+    y, terms = x @ w.t(), x.abs() @ magnitudes.t()
     return (y, terms) if bias is None else (y + bias.double(), terms + bias.double().abs())
 
 
@@ -40,15 +42,35 @@ def unpack_unsigned(packed: Tensor, codes_a_byte: int) -> Tensor:
     return (packed.long().unsqueeze(-1) // places % base).flatten(-2)
 
 
+def unpack_planes(packed: Tensor, bits: int) -> Tensor:
+    """int64 [N, K] from blocks [N, K/32, 4·bits] of 32 codes: a plane of 4, one of 2, one of 1 bit each."""
+    codes, low, at = torch.zeros(1, dtype=torch.int64, device=packed.device), 0, 0
+    for width in (4, 2, 1):
+        if bits & width:
+            bytes = packed[..., at : at + 4 * width].long()
+            if width == 1:  # bit by bit, else byte by byte
+                parts = (bytes.unsqueeze(-1) // 2 ** torch.arange(8, device=packed.device) % 2).flatten(-2)
+            else:
+                parts = torch.cat([bytes // 2**shift % 2**width for shift in range(0, 8, width)], -1)
+            codes = codes + parts * 2**low
+            low, at = low + width, at + 4 * width
+    return codes.flatten(1)
+
+
 def int4_float64(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return groups_float64(unpack_int4(weight), scale, zero_point)
 
 
 def groups_float64(codes: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     """What codes [N, K] stand for with scales and zero points [K/group_size, N]."""
+    return torch.add(*groups_terms(codes, scale, zero_point))
+
+
+def groups_terms(codes: Tensor, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes [N, K] by their scales, and zero points, whose sums they stand for."""
     group_size = codes.shape[1] // scale.shape[0]
     per_k = [t.double().t().repeat_interleave(group_size, 1) for t in (scale, zero_point)]
-    return codes.double() * per_k[0] + per_k[1]
+    return codes.double() * per_k[0], per_k[1]
 
 
 def int4_weight(
@@ -86,13 +108,14 @@ def routed(tokens: int, k: int, experts: int, g: Generator) -> Tensor:
     return torch.randint(-1, experts + 2, (tokens, k), generator=g, device=g.device)
 
 
-def sorted_by_expert(expert: Tensor, experts: int) -> tuple[list[int], list[int]]:
-    """The order of the flattened pairs, and for each expert where its pairs end."""
+def sorted_by_expert(expert: Tensor, experts: int) -> tuple[list[int], list[int], list[int]]:
+    """The order of the flattened pairs, the place of each in it, and for each expert where its pairs end."""
     ids = expert.flatten().tolist()
     own = [[i for i, e in enumerate(ids) if e == one] for one in range(experts)]
     others = [i for i, e in enumerate(ids) if not 0 <= e < experts]
     ends = itertools.accumulate(map(len, own))
-    return [*itertools.chain(*own), *others], list(ends)
+    order = [*itertools.chain(*own), *others]
+    return order, sorted(range(len(order)), key=order.__getitem__), list(ends)
 
 
 def rowwise_values(rows: tuple[int, ...], K: int, dtype: torch.dtype, g: Generator) -> tuple[Tensor, Tensor]:
@@ -170,6 +193,12 @@ def blockwise_float64(values: Tensor, scales: Tensor, block: list[int], rows: Te
     index = torch.arange(scales.shape[0], device=scales.device).repeat_interleave(block[0])
     index = index[: index.numel() if isinstance(rows, Tensor) else values.shape[0]][rows]
     return values * spread(scales_float64(scales)[index], block[1], values.shape[1])
+
+
+def nested_float64(codes: Tensor, table: Tensor, factors: Tensor, offset: Tensor) -> Tensor:
+    """Scales [N, G] of 8 bits that look 256 values up; each 256 of them, row by row, have a factor."""
+    of_each = factors.double().flatten().repeat_interleave(256)[: codes.numel()].view(codes.shape)
+    return table.double()[codes.long()] * of_each + offset.double()
 
 
 def inner_k_tiles(K: int) -> int:

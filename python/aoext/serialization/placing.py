@@ -70,7 +70,8 @@ class Slot:
         if key not in made:
             new = tensor.to(device=device, dtype=current.dtype)
             if is_parameter:
-                requires_grad = current.requires_grad and not isinstance(tensor, QuantizedTensor)
+                trains = not isinstance(tensor, QuantizedTensor) or tensor.trains
+                requires_grad = current.requires_grad and trains
                 new = nn.Parameter(new, requires_grad=requires_grad)
             made[key] = new
         return made[key]

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from aoext.formats.checks import describe
-from aoext.formats.dtypes import dtype_name
+from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
 from aoext.formats.table import FORMATS, Code
 from aoext.tensors import computing
 from aoext.tensors.each_expert import by_expert
 from aoext.tensors.fields import Field, as_stored, check_fields
-from aoext.tensors.outer import QuantizedTensorType, counted_versions, is_plain, make_outer, mode_of_views
+from aoext.tensors.outer import QuantizedTensorType, counted_versions, is_copy, make_outer, mode_of_views
 from aoext.tensors.recording import check_torchscript, exports, recorded
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     """Base of the quantised weights.
 
     Outwardly a tensor [N, K] or [E, N, K] in `dtype`, the dtype of the activations that it is made for. It
-    takes no gradient itself; gradients flow to activations and biases, and optimizers and averages that walk
-    over all parameters of a model pass over it. Operations of PyTorch that nobody has implemented for it
-    (see `implements`) raise NotImplementedError.
+    takes no gradient itself, unless its class `trains`; gradients flow to activations and biases, and
+    optimizers and averages that walk over all parameters of a model pass over it. Operations of PyTorch that
+    nobody has implemented for it (see `implements`) raise NotImplementedError.
     """
 
     # What its bits may be; qdata's dtype says which of them they are.
@@ -53,6 +53,8 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     blocks_are_rows: ClassVar[bool] = False
     # Whether blocks may be of several rows, and the last ones partial.
     any_blocks: ClassVar[bool] = False
+    # Whether it may take a gradient.
+    trains: ClassVar[bool] = False
     # What the stored bits mean, in words that a file keeps and its reader checks.
     encoding: ClassVar[dict[str, str]]
     # What to do, by the function of PyTorch that is called.
@@ -65,6 +67,9 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     table: Tensor | None = None
     global_scale: Tensor | None = None
     k_order: Tensor | None = None
+    # Float32 [1] each, for activations in static ranges (ranges.py); None where they stay.
+    input_scale: Tensor | None = None
+    output_scale: Tensor | None = None
     block_size: list[int]
     # How activations share scales where products quantise them; None for rows.
     input_block: list[int] | None = None
@@ -101,12 +106,12 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     _linear_backward = computing.linear_backward
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
-        """The fields of a float32 weight [N, K] in this one's scheme; those that are left out stay."""
+        """The fields of a high-precision weight [N, K] in this one's scheme; those that are left out stay."""
         raise NotImplementedError(f"{type(self).__name__} does not define _quantized")
 
-    def _of_all_experts(self, weight: Tensor) -> dict[str, Any]:
-        """What `_quantized` of one expert has to know of a plain weight of all, by its arguments."""
-        return {}
+    def _divisible(self, dim: int, *at: int) -> QuantizedTensor:
+        """This weight as one whose fields can be cut along `dim` at these places; -1 is behind its end."""
+        return self
 
     # Construction
 
@@ -241,14 +246,13 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
                 f"{type(self).__name__}: requantized needs a weight {list(self.shape)}, "
                 f"got {describe(weight)}"
             )
-        if weight.dim() == 3:
-            known = self._of_all_experts(weight)
-            return by_expert(lambda own, matrix: own._requantized(matrix, **known), self, weight)
-        return self._requantized(weight)
+        return by_expert(type(self)._requantized, self, weight)
 
-    def _requantized(self, weight: Tensor, **known: Any) -> Self:
-        plain = (weight.t() if self.transposed else weight).float()
-        return self.remade({**dict(self.named_fields()), **self._quantized(plain, **known)})
+    def _requantized(self, weight: Tensor) -> Self:
+        plain = weight.t() if self.transposed else weight
+        if plain.dtype not in FLOAT_DTYPES:
+            plain = plain.float()
+        return self.remade({**dict(self.named_fields()), **self._quantized(plain)})
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Self:
         """This tensor if all of its fields are contiguous, else a copy whose fields are."""
@@ -297,7 +301,7 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
         if operation is not None:
             with mode_of_views(args[0]):
                 result = operation(*args, **kwargs)
-            if is_plain(result):  # a copy, also where PyTorch calls it a view
+            if is_copy(result, cls):  # also where PyTorch calls it a view
                 return result
             return return_and_correct_aliasing(func, args, kwargs, result)
         # In inference mode composite operations, such as narrow, come whole and not in their parts.

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aoext.operators.experts import expert_of_row, times
-from aoext.operators.gradients import times_dequantized
+from aoext.operators.experts import expert_of_row, times, times_quantized
+from aoext.operators.gradients import times_weight
 from aoext.tensors.each_expert import expert_of
 from aoext.tensors.fields import K, N, gathered
 from aoext.tensors.order import as_codes, as_weight
+from aoext.tensors.ranges import has_ranges, in_range
 from aoext.tensors.recording import exports
 
 if TYPE_CHECKING:
@@ -70,6 +71,15 @@ def linear(
     offsets: beside a weight [E, N, K] and a bias [E, N], int32 [E]: where the rows of each expert end in an
         input [T, K]
     """
+    if not has_ranges(weight):
+        return _product(weight, input, bias, operators, offsets)
+    result = _product(weight, in_range(input, weight.input_scale), bias, operators, offsets)
+    return in_range(result, weight.output_scale)
+
+
+def _product(
+    weight: QuantizedTensor, input: Tensor, bias: Tensor | None, operators: Any, offsets: Tensor | None
+) -> Tensor:
     if weight.k_order is not None:
         input = as_codes(input, of_rows(weight.k_order, input, offsets))
     qdata, scale, code, block_size, zero_point, table, global_scale = _operands(weight)
@@ -96,10 +106,23 @@ def linear_backward(weight: QuantizedTensor, grad: Tensor, offsets: Tensor | Non
         return times(grad, weight._dequantize().to(grad.dtype), offsets)
     names, parts = zip(*weight.named_fields(), strict=True)
 
-    def dequantized(dtype: torch.dtype, *parts: Tensor) -> Tensor:
-        return weight.remade(dict(zip(names, parts, strict=True)))._dequantize().to(dtype)
+    def product(rows: Tensor, offsets: Tensor | None, transposed: bool, *parts: Tensor) -> Tensor:
+        own = weight.remade(dict(zip(names, parts, strict=True)))
+        if offsets is not None:
+            return _times_experts(own, rows, offsets, transposed)
+        plain = own._dequantize().to(rows.dtype)
+        return rows @ (plain.mT if transposed else plain)
 
-    return times_dequantized(grad, offsets, dequantized, *parts)
+    return times_weight(grad, offsets, product, *parts)
+
+
+def _times_experts(weight: QuantizedTensor, rows: Tensor, offsets: Tensor, transposed: bool) -> Tensor:
+    """rows [T, N] times the weights of their experts, or [T, K] times those `transposed`."""
+    order = None if weight.k_order is None else of_rows(weight.k_order, rows, offsets)
+    if transposed:
+        rows = as_codes(rows, order)
+    result = times_quantized(rows, offsets, transposed, *_operands(weight))
+    return result if transposed or order is None else torch.empty_like(result).scatter_(1, order, result)
 
 
 def of_rows(field: Tensor, rows: Tensor, offsets: Tensor | None) -> Tensor:
@@ -111,7 +134,7 @@ def of_rows(field: Tensor, rows: Tensor, offsets: Tensor | None) -> Tensor:
 
 def _operands(weight: QuantizedTensor) -> tuple[Any, ...]:
     """qdata, scale, code, block_size, zero_point, table and global_scale, as the operators take them."""
-    zero_point, table = weight.zero_point, weight.table
+    zero_point, table, global_scale = weight.zero_point, weight.table, weight.global_scale
     return (
         weight.qdata.contiguous(),
         weight.scale.contiguous(),
@@ -119,7 +142,7 @@ def _operands(weight: QuantizedTensor) -> tuple[Any, ...]:
         weight.block_size if weight.any_blocks else None,
         None if zero_point is None else zero_point.contiguous(),
         None if table is None else table.contiguous(),
-        weight.global_scale,
+        None if global_scale is None else global_scale.contiguous(),
     )
 
 
@@ -131,5 +154,7 @@ def _plain(weight: QuantizedTensor, *operands: Any) -> Tensor:
 def _rows_of(weight: QuantizedTensor, name: str, tensor: Tensor, indices: Tensor) -> Tensor:
     """The entries of a field that rows of the weight have."""
     field = weight.fields[name]
+    if field.position(N) is None:
+        return tensor
     elements = field.axes[field.rows].step or weight.block_size[N]
     return gathered(tensor, indices if elements == 1 else indices // elements, field.rows)

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.formats.checks import has_values, is_dense, is_freed
+from aoext.formats.checks import describe, has_values, is_dense, is_freed
 from aoext.formats.dtypes import dtype_name, one_of
+from aoext.tensors import in_place
 from aoext.tensors.base import QuantizedTensor, implements
-from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K, as_stored
+from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K, N, as_stored
 from aoext.tensors.outer import counted_versions
-from aoext.tensors.views import is_spanned
+from aoext.tensors.views import is_spanned, refuse_write_into_copy
 
 aten = torch.ops.aten
 
@@ -135,15 +136,18 @@ def _new(
     if len(size) != self.dim() or (dtype or self.dtype) not in ACTIVATION_DTYPES:
         return make(size, dtype=dtype or self.dtype, device=device or self.device)
     shape = as_stored(size, self.transposed)
+    for dim in (N, K):
+        if shape[dim] != self.weight_shape[dim]:
+            self = self._divisible(dim, shape[dim])
     block_size = [1, shape[K]] if self.blocks_are_rows else self.block_size
     if shape[K] == 0 or (shape[K] % block_size[K] and not self.any_blocks):
         raise ValueError(
             f"{type(self).__name__}: {name} needs a K of whole groups of {block_size[K]}, got {shape[K]}"
         )
-    in_a_byte = next(axis.step for axis in self.fields["qdata"].axes if axis.dim == K)
-    if shape[K] % in_a_byte:
+    together = next(axis.step for axis in self.fields["qdata"].axes if axis.dim == K)
+    if shape[K] % together:
         raise ValueError(
-            f"{type(self).__name__}: {name} needs a K that is a multiple of {in_a_byte}, got {shape[K]}"
+            f"{type(self).__name__}: {name} needs a K that is a multiple of {together}, got {shape[K]}"
         )
 
     def field(field: Field, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -181,25 +185,72 @@ def _converted(
 
 @implements(aten.copy_.default)
 def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy all fields, converting scales to this tensor's dtype.
+    """Copy all fields, converting scales to this tensor's dtype; a plain source is quantised in this scheme.
 
-    It is known of a plain source that there is nothing to copy where that holds the values of this weight, as
-    an average of equal weights does; others raise NotImplementedError.
+    Where a plain source holds the values of this weight, as an average of equal weights does, the weight
+    keeps its bits. NaN, Inf, or more than the scales' dtype holds raises ValueError, for which the host
+    waits, and the weight stays as it was. With `non_blocking`, and where a graph is captured, nobody waits
+    where a kernel writes the weight: blocks that have NaN or Inf become NaN, all of a weight with a global
+    scale, and scales that their dtype cannot hold become Inf.
     """
-    into = f"aten.copy_.default from {type(src).__name__} into {type(self).__name__}"
     if not isinstance(self, QuantizedTensor):
         raise NotImplementedError(
-            f"{into} is not implemented: dequantize() first, or load with load_state_dict(..., assign=True); "
+            f"aten.copy_.default from {type(src).__name__} into {type(self).__name__} is not implemented: "
+            "dequantize() first, or load with load_state_dict(..., assign=True); "
             "aoext.flatten_state_dict gives plain tensors"
         )
-    if _are_values_of(self, src):
-        refuse_gradient(self, aten.copy_.default, src)
+    if isinstance(src, QuantizedTensor):
+        return _copy_fields(self, src, non_blocking)
+    refuse_gradient(self, aten.copy_.default, src)
+    refuse_write_into_copy(self)
+    asks_first = self.device.type == "cpu"  # elsewhere the answer would have to be waited for
+    if asks_first and _are_values_of(self, src):
         return self
+    if self.shape == src.shape:
+        never_waits = non_blocking or _is_captured(self)
+        told = in_place.write(
+            self, src, keep=None if asks_first else _tolerance(self, src), check=not never_waits
+        )
+        if told is not None and (never_waits or not in_place.is_refused(told)):
+            return self
+    if not asks_first and _are_values_of(self, src):
+        return self
+    return requantize_into(self, src)
+
+
+def _is_captured(weight: QuantizedTensor) -> bool:
+    """Whether what runs on the weight's device goes into a graph, so that the host cannot wait for it."""
+    return weight.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _tolerance(weight: QuantizedTensor, plain: Tensor) -> in_place.Tolerance | None:
+    """How near a matrix must be to a weight to be its values, but for the rounding of a few operations."""
+    if plain.dtype not in ACTIVATION_DTYPES:
+        return None
+    info = max((torch.finfo(dtype) for dtype in (plain.dtype, weight.dtype)), key=lambda info: info.eps)
+    return in_place.Tolerance(ROUNDINGS * info.eps, ROUNDINGS * info.smallest_normal * info.eps)
+
+
+def requantize_into(weight: QuantizedTensor, plain: Tensor) -> QuantizedTensor:
+    """Have a weight, and all that shares its memory, become a plain one, quantised in its scheme.
+
+    NaN or Inf raises ValueError, as another shape does, and so does a part of a weight whose scales would
+    change for the rest of it.
+    """
+    if weight.shape != plain.shape:
+        raise ValueError(
+            f"{type(weight).__name__}: copy_ needs a source {list(weight.shape)}, got {describe(plain)}"
+        )
+    return _copy_fields(weight, weight.requantized(plain.to(weight.device)))
+
+
+def _copy_fields(self: QuantizedTensor, src: QuantizedTensor, non_blocking: bool = False) -> QuantizedTensor:
     if type(self) is not type(src):
         raise NotImplementedError(
-            f"{into} is not implemented but for the values that it has: quantise first, or load with "
-            "load_state_dict(..., assign=True)"
+            f"aten.copy_.default from {type(src).__name__} into {type(self).__name__} is not implemented: "
+            "dequantize() first, or load with load_state_dict(..., assign=True)"
         )
+    refuse_write_into_copy(self)
     _check_alike(self, src)
     ours, theirs = dict(self.named_fields()), dict(src.named_fields())
     _check_shared_scales(self, ours, theirs)
@@ -207,6 +258,17 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         for name, tensor in ours.items():
             tensor.copy_(theirs[name], non_blocking)
     return self
+
+
+def keep_values(weight: QuantizedTensor, plain: Tensor) -> QuantizedTensor:
+    """The weight as it is, which an average must give that walks over frozen weights; another raises."""
+    refuse_gradient(weight, aten.lerp_.Scalar, plain)
+    if not _are_values_of(weight, plain):
+        raise NotImplementedError(
+            f"an average of unlike weights in place of a {type(weight).__name__} is not implemented: "
+            "copy_ takes one that has been made of dequantize()"
+        )
+    return weight
 
 
 @implements(aten._foreach_copy_.default)
@@ -237,11 +299,20 @@ def _are_values_of(weight: QuantizedTensor, plain: Tensor) -> bool:
         return False
     if plain.shape != weight.shape or not has_values(plain) or not has_values(weight.qdata):
         return False
-    info = max((torch.finfo(dtype) for dtype in (plain.dtype, weight.dtype)), key=lambda info: info.eps)
-    bounds = {"rtol": ROUNDINGS * info.eps, "atol": ROUNDINGS * info.smallest_normal * info.eps}
+    tolerance = _tolerance(weight, plain)
+    assert tolerance is not None
     common = torch.promote_types(plain.dtype, weight.dtype)
-    own, given = weight.dequantize().to(common), plain.to(weight.device, common)
-    return torch.allclose(own, given, **bounds, equal_nan=True)
+
+    def equal(own: Tensor, given: Tensor) -> bool:
+        return torch.allclose(
+            own.to(common), given.to(weight.device, common), **tolerance._asdict(), equal_nan=True
+        )
+
+    if weight.dim() == 2 and not weight.transposed and len(weight):  # a row tells of most that are others
+        first = torch.zeros(1, dtype=torch.int64, device=weight.device)
+        if not equal(type(weight)._rows(weight, first), plain[:1]):
+            return False
+    return equal(weight.dequantize(), plain)
 
 
 def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:
@@ -257,13 +328,14 @@ def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:
 
 
 def _check_shared_scales(self: QuantizedTensor, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """A part shares with the rest what is FIXED, and one along K the scales of whole rows.
+    """A part shares with the rest what is FIXED, but for whole experts what each has, and one along K the
+    scales of whole rows.
 
     What is FIXED may change where it is still zeros, as in the padded shards that FSDP fills.
     """
     if has_values(self.qdata) and self.qdata.untyped_storage().nbytes() > self.qdata.nbytes:
         for name, tensor in ours.items():
-            if not self.fields[name].follows_experts:
+            if not self.fields[name].follows_experts or _is_of_more(self, name, tensor):
                 what = f"a part of a weight cannot change its {name}, which serves all of it"
                 _check_equal(type(self).__name__, tensor, theirs[name], what, or_zero=True)
     if not is_spanned(self, K) or self.qdata.stride(-2) <= self.qdata.shape[-1]:
@@ -272,6 +344,15 @@ def _check_shared_scales(self: QuantizedTensor, ours: dict[str, Tensor], theirs:
         if self.fields[name].per_block:
             what = f"a slice along K cannot change its {name}, which serves whole rows"
             _check_equal(type(self).__name__, tensor, theirs[name], what)
+
+
+def _is_of_more(self: QuantizedTensor, name: str, tensor: Tensor) -> bool:
+    """Whether what each expert has one of belongs to experts of which this part has not all."""
+    if not self.fields[name].each_expert:
+        return False
+    parts = (self.qdata, tensor)
+    (own, all_codes), (scales, all_scales) = ((t.nbytes, t.untyped_storage().nbytes()) for t in parts)
+    return own * all_scales != scales * all_codes
 
 
 def _check_equal(who: str, tensor: Tensor, source: Tensor, what: str, or_zero: bool = False) -> None:

@@ -45,8 +45,8 @@ def by_expert(make: Callable[..., Weight], *weights: Any) -> Weight:
 def collected(weights: Iterable[Weight], count: int) -> Weight:
     """The weights [N, K] of `count` experts, of one form, as one [E, N, K]; one after the other is asked for.
 
-    Optional fields that some lack are filled up with what says nothing. What experts share is what the first
-    has.
+    Optional fields that some lack are filled up with what says nothing, and where only some have scales of
+    float32, all get them. What experts share is what the first has.
     """
     whole: dict[str, Tensor] = {}
     for e, weight in enumerate(weights):
@@ -61,13 +61,17 @@ def collected(weights: Iterable[Weight], count: int) -> Weight:
                 whole[name] = neutral.expand(count, *neutral.shape).contiguous()
         for name, tensor in whole.items():
             if weight.fields[name].follows_experts:
+                if name in fields and fields[name].dtype is torch.float32:
+                    tensor = whole[name] = tensor.float()
                 tensor[e].copy_(fields[name] if name in fields else neutral_field(weight, name))
     return weight.remade(whole, shape=[count, *weight.weight_shape])
 
 
 def neutral_field(weight: QuantizedTensor, name: str) -> Tensor:
-    """A zero_point or k_order that changes nothing, for a weight [N, K] that may lack it."""
+    """An optional field that changes nothing, for a weight [N, K] that may lack it."""
     shape = weight.fields[name].shape(weight.weight_shape, weight.block_size)
     if name == "k_order":
         return torch.arange(shape[0], device=weight.device)
+    if name == "global_scale":
+        return weight.scale.new_ones(shape, dtype=torch.float32)
     return weight.qdata.new_zeros(shape)

@@ -5,13 +5,16 @@ A field's dimensions follow those of the weight [N, K] that it belongs to:
     "qdata": Field((Axis(N), Axis(K, 2)), (torch.int8,))         int8 [N, K/2]
     "scale": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES)      [K/block_size[1], N]
     "table": Field((Axis(FIXED, 16),), (torch.float32,))         float32 [16], whatever the weight
+    "qdata": Field((Axis(N), Axis(K, 32), Axis(FIXED, 20)), …)   [N, K/32, 20]: 32 codes in 20 bytes
+    "global_scale": Field((Axis(N, NESTED), Axis(FIXED, NESTED)), …)   as nested_blocks says
 
-Weights of experts [E, N, K] have the same tables: a field that follows the weight has E before these
-dimensions, and one that is FIXED is all experts'. So dimensions are counted from the last.
+Weights of experts [E, N, K] have the same tables: a field that follows the weight, or that `each_expert` has,
+has E before these dimensions, and another one is all experts'. So dimensions are counted from the last.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +25,7 @@ from torch import Tensor
 from aoext.formats.checks import describe, is_dense, shown
 from aoext.formats.dtypes import FLOAT_DTYPES, one_of
 from aoext.formats.table import FORMATS, TABLE_SIZE, Code
+from aoext.packing.nested import TOGETHER
 
 # The dimensions of a weight, and what error messages call them.
 E, N, K = -3, -2, -1
@@ -33,6 +37,9 @@ ACTIVATION_DTYPES = (*FLOAT_DTYPES, torch.float64)
 # The step of an axis that has one entry for each block of the weight.
 BLOCK = 0
 
+# The step of an axis that has entries for whole blocks of nested scales.
+NESTED = -1
+
 # The dimension of an axis that follows none of the weight's: its step is its size.
 FIXED = 0
 
@@ -43,18 +50,35 @@ class Axis(NamedTuple):
     dim: int
     step: int = 1
 
-    def elements(self, block_size: Sequence[int]) -> int:
+    def elements(self, weight_shape: Sequence[int], block_size: Sequence[int]) -> int:
         """Elements of the weight for one entry; for the last one there may be fewer."""
+        if self.step == NESTED:
+            return nested_blocks(weight_shape, block_size).rows
         return self.step or block_size[self.dim]
 
     def entries(self, weight_shape: Sequence[int], block_size: Sequence[int]) -> int:
         """Entries for a weight [N, K]."""
-        return self.step if self.dim == FIXED else ceil_div(weight_shape[self.dim], self.elements(block_size))
+        if self.dim != FIXED:
+            return ceil_div(weight_shape[self.dim], self.elements(weight_shape, block_size))
+        return nested_blocks(weight_shape, block_size).columns if self.step == NESTED else self.step
 
 
 def ceil_div(count: int, step: int) -> int:
     """How many parts of `step` hold `count`."""
     return -(-count // step)
+
+
+class NestedBlocks(NamedTuple):
+    """How many rows of scales are whole blocks of TOGETHER, and how many blocks these are."""
+
+    rows: int
+    columns: int
+
+
+def nested_blocks(weight_shape: Sequence[int], block_size: Sequence[int]) -> NestedBlocks:
+    groups = weight_shape[K] // block_size[K]
+    common = math.gcd(groups, TOGETHER)
+    return NestedBlocks(TOGETHER // common, groups // common)
 
 
 def as_stored(shape: Sequence[int], transposed: bool) -> list[int]:
@@ -71,6 +95,7 @@ class Field:
     dtypes: tuple[torch.dtype, ...]
     follows_dtype: bool = False  # whether .to(dtype) of the weight converts it
     optional: bool = False  # whether it may be None
+    each_expert: bool = False  # whether experts have one each although it follows neither N nor K
     whole: bool = False  # whether its entries speak of each other, so that no part of it means anything
 
     def shape(self, weight_shape: Sequence[int], block_size: Sequence[int]) -> list[int]:
@@ -87,7 +112,7 @@ class Field:
     @property
     def follows_experts(self) -> bool:
         """Whether each expert has its own."""
-        return any(axis.dim != FIXED for axis in self.axes)
+        return self.each_expert or any(axis.dim != FIXED for axis in self.axes)
 
     @property
     def rows(self) -> int:
@@ -106,19 +131,24 @@ def fields_of(*codes: Code) -> dict[str, Field]:
     formats = [FORMATS[code] for code in codes]
     first = formats[0]
     by_groups = first.scales == "groups"
-    axes = (Axis(K, BLOCK), Axis(N)) if by_groups else (Axis(N, BLOCK), Axis(K, BLOCK))
+    axes: tuple[Axis, ...] = (Axis(K, BLOCK), Axis(N)) if by_groups else (Axis(N, BLOCK), Axis(K, BLOCK))
+    if first.scales == "inside":
+        axes = (Axis(FIXED, 1),)
     storage = tuple(format.storage for format in formats)
-    fields = {"qdata": Field((Axis(N), Axis(K, first.codes_a_byte)), storage)}
+    in_blocks = (Axis(FIXED, first.bytes),) if first.bytes > 1 else ()
+    fields = {"qdata": Field((Axis(N), Axis(K, first.values), *in_blocks), storage)}
     if first.has_table:
         fields["table"] = Field((Axis(FIXED, TABLE_SIZE),), (torch.float32,))
-    fields["scale"] = Field(axes, first.scale_dtypes, follows_dtype=by_groups)
+    inside = first.scales == "inside"
+    fields["scale"] = Field(axes, first.scale_dtypes, follows_dtype=by_groups, each_expert=inside)
     for format in formats:
         if format.zero == "added":
             fields["zero_point"] = fields["scale"]
         elif format.zero == "subtracted":
             fields["zero_point"] = Field(axes, (format.storage,), optional=True)
     if first.has_table:
-        fields["global_scale"] = Field((Axis(FIXED, 1),), (torch.float32,), optional=True)
+        one = (Axis(FIXED, 1),)
+        fields["global_scale"] = Field(one, (torch.float32,), optional=True, each_expert=True)
     return fields
 
 
@@ -138,16 +168,17 @@ def check_fields(
     codes = tensors["qdata"]
     experts = int(isinstance(codes, Tensor) and codes.dim() == len(fields["qdata"].axes) + 1)
     for name, field in fields.items():
-        if tensors[name] is not None or not field.optional:
+        tensor = tensors.get(name)
+        if tensor is not None or not field.optional:
             dims = len(field.axes) + (experts if field.follows_experts else 0)
-            _check_kind(who, name, field, tensors[name], dims)
+            _check_kind(who, name, field, tensor, dims)
     if dtype not in ACTIVATION_DTYPES:
         raise TypeError(f"{who}: dtype must be {one_of(ACTIVATION_DTYPES)}, got {shown(dtype)}")
 
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     qdata = present["qdata"]
-    steps = [1] * experts + [axis.step for axis in fields["qdata"].axes]
-    shape = [size * step for size, step in zip(qdata.shape, steps, strict=True)]
+    axes = [*[Axis(E)] * experts, *fields["qdata"].axes]
+    shape = [size * axis.step for size, axis in zip(qdata.shape, axes, strict=True) if axis.dim != FIXED]
     if experts and shape[E] == 0:
         raise ValueError(f"{who}: qdata must have experts, got {describe(qdata)}")
     check_block_size(who, block_size, any_blocks)

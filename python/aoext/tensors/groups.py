@@ -17,6 +17,7 @@ from aoext.tensors.computing import of_rows
 from aoext.tensors.each_expert import by_expert
 from aoext.tensors.fields import Axis, Field, K, check_block_size, fields_of
 from aoext.tensors.order import K_ORDER, as_codes, check_order
+from aoext.tensors.ranges import RANGES, check_ranges
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,10 +39,13 @@ class GroupsTensor(QuantizedTensor):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "codes" not in cls.__dict__:
+            return
         cls.fields = {
             **fields_of(*cls.codes),
             "act_pre_scale": Field((Axis(K),), FLOAT_DTYPES, follows_dtype=True, optional=True),
             "k_order": K_ORDER,
+            **RANGES,
         }
 
     def __new__(
@@ -56,6 +60,8 @@ class GroupsTensor(QuantizedTensor):
         k_order: Tensor | None = None,
         dtype: torch.dtype | None = None,
         activation: torch.dtype | None = None,
+        input_scale: Tensor | None = None,
+        output_scale: Tensor | None = None,
     ) -> Self:
         tensors = {
             "qdata": qdata,
@@ -63,6 +69,8 @@ class GroupsTensor(QuantizedTensor):
             "zero_point": zero_point,
             "act_pre_scale": act_pre_scale,
             "k_order": k_order,
+            "input_scale": input_scale,
+            "output_scale": output_scale,
         }
         if dtype is None:
             dtype = scale.dtype if isinstance(scale, Tensor) else torch.float32
@@ -93,6 +101,7 @@ class GroupsTensor(QuantizedTensor):
                     f"got {dtype_name(tensor.dtype)}"
                 )
         check_order(who, self.k_order)
+        check_ranges(self)
 
     @classmethod
     def from_hp(

@@ -11,6 +11,7 @@ from aoext.formats.table import Code
 from aoext.tensors.computing import Direct
 from aoext.tensors.groups import GroupsTensor, prescaled
 from aoext.tensors.order import as_codes
+from aoext.tensors.ranges import has_ranges
 
 
 class Int4Tensor(GroupsTensor):
@@ -29,6 +30,8 @@ class Int4Tensor(GroupsTensor):
         in float32 serve activations of any dtype, and keep theirs where the weight goes to another
     activation: None where activations meet the weight as they are; int8 or float8_e4m3fn where they are
         quantised to it row by row, so that numbers of 8 and 4 bits are multiplied
+    input_scale, output_scale: None, or float32 [1]: the activation, and the product, are rounded to the
+        integers −128..127 times it (static ranges); not beside an activation
 
     TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
 
@@ -52,7 +55,7 @@ class Int4Tensor(GroupsTensor):
         operators: Any = torch.ops.ao,
         offsets: Tensor | None = None,
     ) -> Tensor:
-        if operators is not Direct or self.activation is not None or offsets is not None:
+        if operators is not Direct or self.activation is not None or offsets is not None or has_ranges(self):
             return GroupsTensor._linear(self, input, bias, operators, offsets)
         # The contract's own operators, the same products: four arguments cost the host half of what ten do.
         input = as_codes(prescaled(self, input), self.k_order)

@@ -1,4 +1,4 @@
-"""Rows of quantised weights by their numbers: F.embedding and torch.embedding.
+"""Rows of quantised weights by their numbers: F.embedding, torch.embedding, w[3] and w[ids].
 
 The rows are gathered field by field and dequantised then, so that a lookup reads and computes what it gives
 and no more. A weight that an embedding shares with a linear layer is one weight for both.
@@ -22,11 +22,15 @@ def lookup(indices: Tensor, weight: QuantizedTensor) -> Tensor:
         raise NotImplementedError("embedding takes no transposed view of a quantised weight")
     if weight.dim() != 2:
         raise RuntimeError(f"embedding: the weight must be [N, K], got {list(weight.shape)}")
-    # type(weight), so that torch.compile finds it, and the fields.
-    rows = type(weight)._rows(weight, indices.reshape(indices.numel()))
-    if weight.activation_dtype is None:
-        rows = rows.double()
+    rows = rows_at(weight, indices.reshape(indices.numel()))
     return rows.view(*indices.shape, rows.shape[-1])
+
+
+def rows_at(weight: QuantizedTensor, indices: Tensor) -> Tensor:
+    """Rows [T, K] of a weight [N, K] in its dtype, for `indices` [T]."""
+    # type(weight), so that torch.compile finds it, and the fields.
+    rows = type(weight)._rows(weight, indices)
+    return rows.double() if weight.activation_dtype is None else rows
 
 
 @implements(torch.nn.functional.embedding)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from aoext.formats.checks import check_dense
 from aoext.formats.dtypes import FLOAT_DTYPES
 from aoext.formats.lookup_tables import LUT4_FORMATS
 from aoext.formats.table import Code
-from aoext.packing.blockwise import Scaling, largest_magnitude, lut4_quantize
+from aoext.packing.blockwise import Scaling, lut4_quantize
 from aoext.tensors.blockwise import BlockScaledTensor
 from aoext.tensors.each_expert import by_expert, has_experts
 from aoext.tensors.fields import Field, check_block_size, fields_of
@@ -32,7 +32,7 @@ class Lut4Tensor(BlockScaledTensor):
         u is 2^(u − 127) and 255 is NaN; float8_e8m0fnu becomes these
     block_size: [block_n, block_k]; the last blocks may be partial
     dtype: bfloat16, float16, float32 or float64, that of the activations, which meet the weight as they are
-    global_scale: None, or float32 [1], which multiplies all of the weight
+    global_scale: None, or float32 [1], which multiplies all of the weight; of experts [E, 1], or one for all
 
     TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
 
@@ -65,6 +65,13 @@ class Lut4Tensor(BlockScaledTensor):
         return cls.from_fields(tensors, dtype, block_size=block_size)
 
     @classmethod
+    def from_fields(cls, tensors: Mapping[str, Tensor | None], dtype: torch.dtype, **attributes: Any) -> Self:
+        whole, qdata = tensors.get("global_scale"), tensors["qdata"]
+        if has_experts(qdata) and isinstance(whole, Tensor) and whole.shape == (1,):
+            tensors = {**tensors, "global_scale": whole.repeat(len(cast(Tensor, qdata)), 1)}
+        return super().from_fields(tensors, dtype, **attributes)
+
+    @classmethod
     def from_hp(
         cls,
         w: Tensor,
@@ -91,17 +98,10 @@ class Lut4Tensor(BlockScaledTensor):
         two_scales = known.two_scales if two_scales is None else two_scales
         if two_scales and not known.two_scales:
             raise ValueError(f"{who}: two_scales are nvfp4's, not {format}'s")
-        largest = largest_magnitude(w) if two_scales and has_experts(w) and w.numel() else None
 
         def of_matrix(w: Tensor) -> Any:
             qdata, scale, global_scale = lut4_quantize(
-                w,
-                table,
-                block_size,
-                scale_dtype=known.scale,
-                scaling=scaling,
-                two_scales=two_scales,
-                largest=largest,
+                w, table, block_size, scale_dtype=known.scale, scaling=scaling, two_scales=two_scales
             )
             return cls(qdata, table, scale, block_size, w.dtype, global_scale)
 
@@ -111,20 +111,16 @@ class Lut4Tensor(BlockScaledTensor):
     def _has_two_scales(self) -> bool:
         return self.global_scale is not None and self.scale.dtype is torch.float8_e4m3fn
 
-    def _of_all_experts(self, weight: Tensor) -> dict[str, Any]:
-        return {"largest": largest_magnitude(weight)} if self._has_two_scales else {}
-
-    def _quantized(self, weight: Tensor, largest: Tensor | None = None) -> dict[str, Tensor]:
+    def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         """The fields of a weight in this one's scheme; exponents are rounded up."""
         if self.global_scale is not None and not self._has_two_scales:
-            weight = weight / self.global_scale
+            weight = weight.float() / self.global_scale
         qdata, scale, global_scale = lut4_quantize(
             weight,
             self.table,
             self.block_size,
             scale_dtype=self.scale.dtype,
             two_scales=self._has_two_scales,
-            largest=largest,
         )
         fields = {"qdata": qdata, "scale": scale}
         return fields if global_scale is None else {**fields, "global_scale": global_scale}

@@ -85,10 +85,10 @@ def counted_versions() -> AbstractContextManager[Any]:
     return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
 
 
-def is_plain(result: object) -> bool:
-    """Whether an operation has given a plain tensor, or several."""
+def is_copy(result: object, cls: type) -> bool:
+    """Whether an operation on a weight of this class has given a tensor, or several, of another: no view."""
     first = result[0] if isinstance(result, (list, tuple)) and result else result
-    return isinstance(first, Tensor) and not isinstance(type(first), QuantizedTensorType)
+    return isinstance(first, Tensor) and type(first) is not cls
 
 
 def mode_of_views(source: object) -> AbstractContextManager[Any]:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from aoext.formats.checks import has_values
 from aoext.tensors.base import QuantizedTensor, implements
-from aoext.tensors.copies import refuse_gradient, wants_gradient
+from aoext.tensors.copies import keep_values, refuse_gradient, wants_gradient
 from aoext.tensors.each_expert import by_expert, has_experts
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ REDUCTIONS = """
     median logsumexp cumsum histc sort topk kthvalue nansum trace dist _cdist_forward mse_loss
 """
 ELEMENTWISE = """
-    abs neg sign square sqrt rsqrt reciprocal pow exp log log2 clamp clamp_min clamp_max round floor ceil
+    abs neg sign sgn square sqrt rsqrt reciprocal pow exp log log2 clamp clamp_min clamp_max round floor ceil
     add sub rsub mul div remainder fmod where maximum minimum lerp addcmul addcdiv logaddexp
     sigmoid tanh relu silu gelu softplus _softmax _log_softmax
 """
@@ -87,7 +87,7 @@ def _sum(weight: QuantizedTensor, other: Tensor, factor: float) -> QuantizedTens
     """
     if has_values(other) and not other.any():
         return cast(QuantizedTensor, weight.clone())
-    if has_experts(weight) and weight.global_scale is None:
+    if has_experts(weight):
         return by_expert(lambda own, plain: _sum(own, plain, factor), weight, other)
     total = (
         cast(QuantizedTensor, weight.to(torch.float32)).dequantize().add(_plain(other).float(), alpha=factor)
@@ -143,7 +143,7 @@ def _lerp_(self: Tensor, end: Tensor, weight: Any) -> Tensor:
         return overload(self, *_plain((end, weight)))
     for value in (end, weight):
         refuse_gradient(self, overload, value)
-    return self.copy_(overload(*_plain((self, end, weight))))
+    return keep_values(self, overload(*_plain((self, end, weight))))
 
 
 @implements(*_overloads("_foreach_lerp_"))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aoext.formats.checks import describe
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
 from aoext.operators.gradients import may_skip_autograd
 from aoext.tensors.base import QuantizedTensor, implements
@@ -46,7 +47,7 @@ def linear(
         and input.dtype is weight.activation_dtype
         and weight.transposed is transposed
         and not torch._C._is_any_autocast_enabled()
-        and may_skip_autograd(input, bias)
+        and may_skip_autograd(input, bias, weight.trains)
     ):
         with torch._C._AutoDispatchBelowAutograd():
             return weight._linear(input, bias, Direct, offsets)
@@ -54,13 +55,13 @@ def linear(
 
 
 @implements(torch.mm, Tensor.mm, aten.mm.default)
-def _mm(input: Tensor, mat2: Tensor, **options: Any) -> Tensor:
+def _mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None, **options: Any) -> Tensor:
     _refuse("mm", options)
     _check_matrix("mm", input)
     if isinstance(input, QuantizedTensor):
         _check_matrix("mm", mat2, "second")
-        return _times("mm", input, mat2)
-    return multiply("mm", input, mat2, None, transposed=True)
+        return _written("mm", _times("mm", input, mat2), out)
+    return _written("mm", multiply("mm", input, mat2, None, transposed=True), out)
 
 
 @implements(torch.mv, Tensor.mv, aten.mv.default)
@@ -83,16 +84,40 @@ def _matmul(input: Tensor, other: Tensor, **options: Any) -> Tensor:
 
 @implements(torch.addmm, Tensor.addmm, aten.addmm.default)
 def _addmm(
-    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **options: Any
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
     factors = {} if beta == alpha == 1 else {"beta": beta, "alpha": alpha}
     _refuse("addmm", {**options, **factors})
     _check_matrix("addmm", mat1)
+    if out_dtype is not None:
+        mat1, mat2 = mat1.to(out_dtype), mat2.to(out_dtype)
     if isinstance(mat1, QuantizedTensor):
-        return _mm(mat1, mat2) + input
+        return _written("addmm", _mm(mat1, mat2) + input, out)
     if input.dim() == 1:
-        return multiply("addmm", mat1, mat2, input, transposed=True)
-    return multiply("addmm", mat1, mat2, None, transposed=True) + input
+        return _written("addmm", multiply("addmm", mat1, mat2, input, transposed=True), out)
+    return _written("addmm", multiply("addmm", mat1, mat2, None, transposed=True) + input, out)
+
+
+@implements(Tensor.addmm_)
+def _addmm_(self: Tensor, mat1: Tensor, mat2: Tensor, **factors: Any) -> Tensor:
+    return _addmm(self, mat1, mat2, out=self, **factors)
+
+
+def _written(name: str, result: Tensor, out: Tensor | None) -> Tensor:
+    """The result, or `out`, which gets it."""
+    if out is None:
+        return result
+    if isinstance(out, QuantizedTensor) or out.shape != result.shape:
+        raise RuntimeError(f"{name}: out must be a plain tensor {list(result.shape)}, got {describe(out)}")
+    return out.copy_(result)
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:
@@ -161,9 +186,9 @@ def multiply(
     if has_experts(weight) != (offsets is not None):
         wanted = "[N, K]" if offsets is None else "[E, N, K]"
         raise RuntimeError(f"{name}: the weight must be {wanted}, got {list(weight.shape)}")
-    input = _cast_by_autocast(name, input, weight)
-    with _without_autocast():
-        return _in_operators_dtype(input, weight, bias, transposed, offsets)
+    input = cast_by_autocast(name, input, weight)
+    with without_autocast():
+        return in_operators_dtype(input, weight, bias, transposed, offsets)
 
 
 def _only_one(name: str, input: Tensor, weight: Tensor) -> NotImplementedError:
@@ -173,15 +198,16 @@ def _only_one(name: str, input: Tensor, weight: Tensor) -> NotImplementedError:
     )
 
 
-def _without_autocast() -> AbstractContextManager[Any]:
+def without_autocast() -> AbstractContextManager[Any]:
     """Autocast would reach into generic kernels, whose products are float32; compiled code runs without."""
     asked = not torch.compiler.is_compiling() and torch._C._is_any_autocast_enabled()
     return torch._C._DisableAutocast() if asked else nullcontext()
 
 
-def _in_operators_dtype(
+def in_operators_dtype(
     input: Tensor, weight: QuantizedTensor, bias: Tensor | None, transposed: bool, offsets: Tensor | None
 ) -> Tensor:
+    """The product of what autocast has left, which is off."""
     if input.dtype is torch.float64:
         product = _product(input.float(), weight, None, transposed, offsets).double()
         return product if bias is None else product + of_rows(bias, input, offsets)
@@ -199,7 +225,7 @@ def _product(
     return product if bias is None else product + of_rows(bias, input, offsets)
 
 
-def _cast_by_autocast(name: str, input: Tensor, weight: QuantizedTensor) -> Tensor:
+def cast_by_autocast(name: str, input: Tensor, weight: Tensor) -> Tensor:
     """The input in autocast's dtype where that is on; else as it is, if it has the weight's."""
     device_type = input.device.type
     if (

@@ -13,6 +13,7 @@ from aoext.formats.table import Code
 from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.each_expert import by_expert
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, fields_of
+from aoext.tensors.outer import counted_versions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,6 +77,18 @@ class RowScaledTensor(QuantizedTensor):
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         return dict(zip(("qdata", "scale"), self._quantize(weight), strict=True))
+
+    def overwrite(self, weight: Tensor) -> Tensor:
+        """Become a plain weight [N, K], as copy_ has it; whether that is finite, which nobody waits for.
+
+        A row with NaN or Inf becomes NaN, and one of numbers below 2⁻¹²⁰ loses some of their bits.
+        """
+        plain = (weight.t() if self.transposed else weight).to(self.device)
+        values, scale = torch.ops.ao.quantize(plain, self.qdata.dtype)
+        with counted_versions():
+            self.qdata.copy_(values)
+            self.scale.copy_(scale)
+        return scale.isfinite().all()
 
     def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Values of qdata's dtype and scales of a weight [N, K]."""

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from aoext.formats.checks import has_values
 from aoext.tensors.base import QuantizedTensor, implements
 from aoext.tensors.fields import BLOCK, DIM_NAMES, Axis, E, K, N, ceil_div
+from aoext.tensors.nested import joinable
 from aoext.tensors.outer import counted_versions
 
 aten = torch.ops.aten
@@ -96,7 +98,8 @@ def _slice(
 
     Both must fall between entries of every field, or at the weight's end, and neither K nor the number of
     experts may become 0, else ValueError. Where one block spans the rows, as with row scales, the scales stay
-    whole, and so does a block_size that may be partial; others follow the slice.
+    whole, and so does a block_size that may be partial; others follow the slice. A part of nested scales that
+    has no whole blocks of them is a copy with scales of float32.
     """
     who = type(self).__name__
     if step != 1:
@@ -105,6 +108,8 @@ def _slice(
     length, spanned = self.weight_shape[dim], is_spanned(self, dim)
     start, end, _ = slice(start, end).indices(length)
     end = max(start, end)
+    whole = self
+    self = self._divisible(dim, start, end)
     following = _following(self, dim, spanned)
     boundary = _boundary(following)
     if dim != N and start == end:
@@ -122,7 +127,27 @@ def _slice(
         count = ceil_div(end, elements) - first
         with counted_versions():
             tensors[name] = tensors[name].narrow(position, first, count)
-    return _with_length(self, tensors, dim, end - start, spanned)
+    part = _with_length(self, tensors, dim, end - start, spanned)
+    return part if self is whole else _copied(part)
+
+
+# Parts that are copies; who writes into one means the weight that it is a part of.
+_COPIES = WeakIdKeyDictionary()
+
+
+def _copied(self: QuantizedTensor) -> QuantizedTensor:
+    part = self.mapped(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+    _COPIES[part] = True
+    return part
+
+
+def refuse_write_into_copy(self: QuantizedTensor) -> None:
+    """NotImplementedError for a part of a weight that is none of its views."""
+    if self in _COPIES:
+        raise NotImplementedError(
+            f"{type(self).__name__}: this part of a weight is a copy, since it cuts a block of nested "
+            "scales, and cannot be written into; clone() it, or cut the weight between blocks"
+        )
 
 
 def is_spanned(self: QuantizedTensor, dim: int) -> bool:
@@ -147,7 +172,7 @@ def _following(self: QuantizedTensor, dim: int, spanned: bool) -> dict[str, tupl
         at = self.fields[name].position(dim)
         axis = Axis(E) if at is None or dim == E else self.fields[name].axes[at]
         if at is not None and not (spanned and axis.step == BLOCK):
-            following[name] = at, axis.elements(self.block_size)
+            following[name] = at, axis.elements(self.weight_shape, self.block_size)
     return following
 
 
@@ -188,7 +213,9 @@ def _split_with_sizes(self: QuantizedTensor, split_sizes: list[int], dim: int = 
             f"got {list(split_sizes)}"
         )
     ends = list(itertools.accumulate(split_sizes))
-    return [_slice(self, dim, end - size, end) for size, end in zip(split_sizes, ends, strict=True)]
+    divisible = self._divisible(weight_dim(self, dim), *ends)
+    parts = [_slice(divisible, dim, end - size, end) for size, end in zip(split_sizes, ends, strict=True)]
+    return parts if divisible is self else list(map(_copied, parts))
 
 
 @implements(aten.cat.default)
@@ -198,8 +225,10 @@ def concatenated(tensors: list[Tensor], dim: int = 0) -> QuantizedTensor:
     Fields that do not follow `dim`, such as the scales of whole rows along K, must be equal, else ValueError.
     """
     weights = [tensor for tensor in tensors if isinstance(tensor, QuantizedTensor)]
+    along = weight_dim(weights[0], dim)
+    weights = joinable(weights, along)
     first = weights[0]
-    who, along = type(first).__name__, weight_dim(first, dim)
+    who = type(first).__name__
     whole_rows = along == K and first.blocks_are_rows
 
     def form(weight: QuantizedTensor) -> tuple[Any, ...]:
@@ -251,7 +280,8 @@ def _constant_pad_nd(self: QuantizedTensor, pad: list[int], value: float = 0) ->
             f"{who}: pad is implemented for zeros at the end alone, got {list(pad)} of {value}"
         )
     for dim, count in zip((-1, -2, -3)[: self.dim()], ends, strict=False):
-        self = _padded(self, weight_dim(self, dim), count)
+        along = weight_dim(self, dim)
+        self = _padded(self._divisible(along, -1) if count else self, along, count)
     return self
 
 

@@ -59,6 +59,16 @@ def problem() -> Exception | None:
     return None
 
 
+def _keep_programs() -> None:
+    """Has the OpenCL loader keep compiled kernels in the folder that XPU_SIM_PROGRAMS names, if it does."""
+    folder = os.environ.get("XPU_SIM_PROGRAMS")
+    layers = [layer for layer in os.environ.get("OPENCL_LAYERS", "").split(":") if layer]
+    layer = str(Path(__file__).parent / "libxpu_sim_programs.so")
+    if folder and layer not in layers:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        os.environ["OPENCL_LAYERS"] = ":".join([*layers, layer])
+
+
 def load() -> None:
     """Imports `xpu_sim._C`, which makes the device.
 
@@ -74,6 +84,7 @@ def load() -> None:
     # itself has a path that does not exist, so that without this the device is not found.
     if not os.environ.get("OCL_ICD_FILENAMES"):
         os.environ["OCL_ICD_FILENAMES"] = str(find_opencl_cpu())
+    _keep_programs()
 
     try:
         from . import _C

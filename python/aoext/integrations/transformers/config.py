@@ -5,14 +5,14 @@ Imported through transformers.py, beside its quantiser.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from aoext.configs import QuantizationConfig, schemes
+from aoext.configs import QuantizationConfig
+from aoext.configs.per_module import PerModuleConfig, checked_schemes, in_json, scheme_of
 from aoext.configs.schemes import Scheme, as_config
 
 
@@ -35,10 +35,13 @@ class AoextConfig(QuantizationConfigMixin):
         their weights come onto aoext's layouts without loss
     modules_to_not_convert: names of modules, or regular expressions for them, that stay as they are. If None,
         the output layer and what is tied to it.
-    per_module: schemes of modules, by regular expressions that are searched in their names; the first that is
-        found counts; None leaves a module as it is.
+    per_module: schemes of modules by their names, or by regular expressions that are searched in names; a
+        name counts first, then the first expression that is found; None leaves a module as it is. A
+        PerModuleConfig as `scheme`, such as aoext.search gives, has both.
     quantize_embeddings: whether to quantise nn.Embedding too. An output layer that shares the weight of one
         goes on sharing it, quantised, unless modules_to_not_convert names either.
+    algorithm: that of all schemes, "rounding", "search" or "hqq" (docs/quality.md); each one's own, if it is
+        not given.
 
     TypeError for what is no scheme, ValueError for unknown names. A warning tells of names and expressions
     that fit no module, and of linear layers that the scheme cannot serve.
@@ -49,10 +52,11 @@ class AoextConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        scheme: Scheme | None = "int4",
+        scheme: Scheme | PerModuleConfig | None = "int4",
         modules_to_not_convert: Sequence[str] | None = None,
         per_module: Mapping[str, Scheme | None] | None = None,
         quantize_embeddings: bool = False,
+        algorithm: str | None = None,
         **further: Any,
     ) -> None:
         self.quant_method = METHOD
@@ -71,12 +75,13 @@ class AoextConfig(QuantizationConfigMixin):
         if not isinstance(quantize_embeddings, bool):
             raise TypeError(f"AoextConfig: quantize_embeddings must be a bool, got {quantize_embeddings!r}")
         self.quantize_embeddings = quantize_embeddings
-        self.scheme = None if scheme is None else as_config("AoextConfig", scheme)
+        if isinstance(scheme, PerModuleConfig):
+            per_module = {**scheme.per_module, **(per_module or {})}
+            scheme = scheme.scheme
+        default = None if scheme is None else as_config("AoextConfig", scheme)
+        whole = PerModuleConfig(default, checked_schemes("AoextConfig", per_module)).with_algorithm(algorithm)
+        self.scheme, self.per_module = whole.scheme, whole.per_module
         self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
-        self.per_module = {
-            _pattern(pattern): None if value is None else as_config(f"AoextConfig: {pattern}", value)
-            for pattern, value in (per_module or {}).items()
-        }
 
     @classmethod
     def keep(cls) -> AoextConfig:
@@ -85,10 +90,7 @@ class AoextConfig(QuantizationConfigMixin):
 
     def config_for(self, module: str) -> QuantizationConfig | None:
         """The config of the module of this name; None if it stays as it is."""
-        for pattern, config in self.per_module.items():
-            if re.search(pattern, module):
-                return config
-        return self.scheme
+        return scheme_of(module, self.scheme, self.per_module)
 
     # The quantization_config of a checkpoint that another library has quantised.
     foreign: Mapping[str, Any] | None = None
@@ -108,25 +110,11 @@ class AoextConfig(QuantizationConfigMixin):
         """All of it in JSON's types."""
         return {
             "quant_method": METHOD,
-            "scheme": None if self.scheme is None else schemes.to_dict(self.scheme),
+            **in_json(self.scheme, self.per_module),
             "modules_to_not_convert": self.modules_to_not_convert,
-            "per_module": {
-                pattern: None if config is None else schemes.to_dict(config)
-                for pattern, config in self.per_module.items()
-            },
             "quantize_embeddings": self.quantize_embeddings,
         }
 
     def to_diff_dict(self) -> dict[str, Any]:
         """The same, which older releases print."""
         return self.to_dict()
-
-
-def _pattern(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"AoextConfig: per_module must have regular expressions as keys, got {pattern!r}: {error}"
-        ) from error
-    return pattern

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import json
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import core_model_loading
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 
+from aoext import serialization
 from aoext.integrations.transformers.config import METHOD, AoextConfig
 from aoext.other_packages import when_imported
 from aoext.tensors import QuantizedTensor
 
 # Methods of checkpoints.READERS.
-_UNKNOWN_TO_TRANSFORMERS = {"modelopt", "intel/auto-round", "sparseml"} - AUTO_QUANTIZER_MAPPING.keys()
+_UNKNOWN_TO_TRANSFORMERS = {
+    "modelopt",
+    "intel/auto-round",
+    "sparseml",
+    "gemma",
+} - AUTO_QUANTIZER_MAPPING.keys()
 
 
 def keep_foreign_checkpoints() -> None:
@@ -49,7 +56,7 @@ def keep_foreign_checkpoints() -> None:
 def save_experts_as_they_are() -> None:
     """Have save_pretrained write the fields of quantised experts, and not take them apart as plain ones.
 
-    What it does to names holds for theirs too.
+    What it does to names holds for theirs too, and for what the files' metadata says of all weights.
     """
     when_imported("transformers.modeling_utils", _save_experts_as_they_are)
 
@@ -61,7 +68,9 @@ def _save_experts_as_they_are(saving: Any) -> None:
 
     @functools.wraps(revert)
     def reverted(model: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-        fields = [name for name in state_dict if _is_of_experts(name, state_dict)]
+        quantizer = getattr(model, "hf_quantizer", None)
+        experts = {name for name, weight in _described(quantizer).items() if len(weight["shape"]) == 3}
+        fields = [name for name in state_dict if name.rpartition(".")[0] in experts]
         leaves = [".".join(name.split(".")[-2:]) for name in fields]
         # No conversion knows these names.
         hidden = {
@@ -73,15 +82,25 @@ def _save_experts_as_they_are(saving: Any) -> None:
         for name, value in renamed.items():
             path, _, mark = name.rpartition("aoext_")
             result[path + leaves[int(mark)] if path and mark.isdigit() else name] = value
+        _describe_as_named(quantizer, state_dict, result)
         return result
 
     saving.revert_weight_conversion = reverted
 
 
-def _is_of_experts(name: str, state_dict: dict[str, Any]) -> bool:
-    """Whether this is a field of quantised experts: all of a weight's lie beside its codes."""
-    codes = state_dict.get(f"{name.rpartition('.')[0]}.qdata")
-    return codes is not None and codes.dim() == 3
+def _describe_as_named(quantizer: Any, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Gives weights the names in the metadata that their codes have got in the file."""
+    if not (weights := _described(quantizer)):
+        return
+    now = {id(value): name.removesuffix(".qdata") for name, value in after.items()}
+    renamed = {now.get(id(before.get(f"{name}.qdata")), name): weights[name] for name in weights}
+    quantizer.metadata[serialization.WEIGHTS_KEY] = json.dumps(renamed)
+
+
+def _described(quantizer: Any) -> dict[str, Any]:
+    """What the metadata of files being saved say of weights, by their names; nothing of other libraries."""
+    metadata = getattr(quantizer, "metadata", None) or {}
+    return cast(dict[str, Any], json.loads(metadata.get(serialization.WEIGHTS_KEY, "{}")))
 
 
 def offload_quantized_weights() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming
 
 from aoext import serialization
 from aoext.models.experts import IMPLEMENTATION
 from aoext.models.layers import quantized_weights
+
+# Dtypes of quantised weights that are called `weight`.
+_STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Conversions:
@@ -61,6 +66,33 @@ def run_experts(model: Any) -> None:
     """
     if any(p.dim() == 3 for module in model.modules() for _, p in quantized_weights(module)):
         model.config._experts_implementation = IMPLEMENTATION
+
+
+def expect_stored(model: Any, stored: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
+    """Gives weights that a file holds in 8 bits that dtype until they are read, or they would be cast.
+
+    Those that they have in the model, by their names.
+    """
+    dtypes = {}
+    for key, form in stored.items():
+        if not key.endswith(".weight") or form.dtype not in _STORED:
+            continue
+        for name in candidates(model, key):
+            path, _, leaf = name.rpartition(".")
+            with contextlib.suppress(AttributeError):
+                module = model.get_submodule(path)
+                plain = module._parameters[leaf]
+                dtypes[name] = plain.dtype
+                empty = torch.empty_like(plain, dtype=form.dtype)
+                module._parameters[leaf] = nn.Parameter(empty, requires_grad=False)
+                break
+    return dtypes
+
+
+def leave_aside(model: Any, expressions: Iterable[str]) -> None:
+    """Has transformers pass over a checkpoint's tensors whose names have one of these."""
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    model._keys_to_ignore_on_load_unexpected = {*ignored, *expressions}
 
 
 def let_cast(model: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,9 @@ from aoext.integrations.transformers.models import (
     Conversions,
     candidates,
     conversions_of,
+    expect_stored,
     has_quantised,
+    leave_aside,
     let_cast,
     run_experts,
 )
@@ -54,9 +55,6 @@ from aoext.tensors import QuantizedTensor
 
 logger = logging.getLogger(__name__)
 
-# Dtypes of quantised weights that are called `weight`.
-_STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
-
 
 @register_quantizer(METHOD)
 class AoextQuantizer(HfQuantizer):
@@ -79,6 +77,7 @@ class AoextQuantizer(HfQuantizer):
         self.experts: dict[str, Experts] = {}
         self.places: set[str] = set()  # names of the model's parameters, with and without its prefix
         self.tied: Mapping[str, str] = {}  # names of weights that are those of other names
+        self.metadata: dict[str, str] = {}  # of the files that are being saved
         # How ranks share the weights that they quantise, by tensor parallel plans.
         self.distributions: dict[str, Any] = {}
 
@@ -141,8 +140,7 @@ class AoextQuantizer(HfQuantizer):
         if config is None:
             return None
         module, leaf = get_module_from_name(model, param_name)
-        empty = torch.empty_like(getattr(module, leaf), device="meta")
-        return as_weight(module, config.quantize(as_rows(module, empty)))
+        return as_weight(module, config.form(as_rows(module, getattr(module, leaf))))
 
     # Loading
 
@@ -159,18 +157,20 @@ class AoextQuantizer(HfQuantizer):
             in_model = conversions_of(model).renamed
             for file in checkpoint_files or ():
                 if self.reader is None:
-                    self.descriptions.update(serialization.descriptions_in(file))
+                    described = serialization.descriptions_in(file)
+                    self.descriptions |= described | {in_model(name): d for name, d in described.items()}
                     forms = serialization.forms_in(file).items()
                     self.stored.update({in_model(name): form for name, form in forms})
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
-                    self._expect(model, serialization.forms_in(file))
+                    self.dtypes |= expect_stored(model, serialization.forms_in(file))
         if self.reader is not None:
             files = checkpoint_files or ()
             self.experts = checkpoints.check_files(self.reader, files, model.dtype, known_of(model))
             self.parts = self.reader.layers(key for file in files for key in serialization.names_in(file))
             names = (name for name, _ in model.named_parameters(remove_duplicate=False))
             self.places = {each for name in names for each in candidates(model, name)}
+            leave_aside(model, self.reader.left_aside)
             for note in self.reader.notes:
                 logger.warning("AoextConfig: %s", note)
 
@@ -238,21 +238,6 @@ class AoextQuantizer(HfQuantizer):
         for line in what_stays(model, chosen, refused, self.tied):
             logger.warning("AoextConfig: %s", line)
 
-    def _expect(self, model: Any, stored: Mapping[str, Tensor]) -> None:
-        """Gives weights that a file holds in 8 bits that dtype until they are read, or they would be cast."""
-        for key, form in stored.items():
-            if not key.endswith(".weight") or form.dtype not in _STORED:
-                continue
-            for name in candidates(model, key):
-                path, _, leaf = name.rpartition(".")
-                with contextlib.suppress(AttributeError):
-                    module = model.get_submodule(path)
-                    plain = module._parameters[leaf]
-                    self.dtypes[name] = plain.dtype
-                    empty = torch.empty_like(plain, dtype=form.dtype)
-                    module._parameters[leaf] = nn.Parameter(empty, requires_grad=False)
-                    break
-
     def dtype_of(self, model: Any, name: str) -> torch.dtype:
         """The dtype that a parameter has in the model, whatever the file has."""
         return self.dtypes.get(name) or model.get_parameter(name).dtype
@@ -312,7 +297,8 @@ class AoextQuantizer(HfQuantizer):
                 state[name] = self._offloaded(model, name, tensor)
             elif name in self.distributions:
                 state[name] = self.distributions[name].whole(tensor)
-        return serialization.flattened(state)
+        fields, self.metadata = serialization.flattened(state)
+        return fields, self.metadata
 
     def _offloaded(self, model: nn.Module, name: str, tensor: Tensor) -> Tensor:
         """A tensor that accelerate keeps for a model; plain ones stay there where transformers gets them."""

@@ -1,0 +1,103 @@
+"""LoRA's layers on quantised weights as one function, instead of a dozen of PEFT's operations.
+
+It is for plain LoRA whose layers PyTorch calls as they are. All else goes PEFT's way: dropout, DoRA and other
+variants, mixed batches, hooks, sharded parameters; compiled code too, which fuses by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+
+from aoext.integrations.peft_merging import Method, quantized_weight
+from aoext.models.layers import QuantizedLinear
+from aoext.operators.gradients import in_transform
+from aoext.tensors import QuantizedTensor
+from aoext.tensors.low_rank import Adapter, adapted_linear
+from aoext.tensors.products import cast_by_autocast
+from aoext.tensors.ranges import has_ranges
+
+_FORWARDS = (nn.Linear.forward, QuantizedLinear.forward)
+
+
+def fused(forward: Method) -> Method:
+    """The forward of LoRA's linear layer."""
+
+    @functools.wraps(forward)
+    def adapted(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and not args and not kwargs:
+            base = self.base_layer
+            weight = quantized_weight(base) if isinstance(base, nn.Linear) else None
+            if weight is not None and _takes(weight, x) and _is_called_plainly(base):
+                input = cast_by_autocast("linear", x, weight)
+                adapters = _adapters(self, input.dtype)
+                if adapters:
+                    return adapted_linear(input, weight, base.bias, adapters)
+        return forward(self, x, *args, **kwargs)
+
+    return adapted
+
+
+def _takes(weight: QuantizedTensor, input: Tensor) -> bool:
+    return (
+        type(input) is Tensor
+        and weight.activation_dtype is not None
+        and not weight.trains
+        and not weight.transposed
+        and not has_ranges(weight)
+        and not in_transform()
+    )
+
+
+def _adapters(layer: Any, dtype: torch.dtype) -> list[Adapter] | None:
+    """The active adapters of a layer whose products are in `dtype`; None if one of them is not plain LoRA."""
+    if layer.disable_adapters or layer.merged or modules._has_any_global_hook():
+        return None
+    adapters = []
+    for name in layer.active_adapters:
+        if name not in layer.lora_A:
+            continue
+        a, b, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
+        scale = layer.scaling[name]
+        if (
+            name in layer.lora_variant
+            or not isinstance(scale, (int, float))
+            or not (isinstance(dropout, nn.Identity) or not dropout.training)
+            or not all(_is_factor(factor, dtype) for factor in (a, b))
+        ):
+            return None
+        adapters.append(Adapter(a.weight, b.weight, scale))
+    return adapters
+
+
+def _is_factor(layer: Any, dtype: torch.dtype) -> bool:
+    """Whether a layer is no more than a factor for activations in `dtype`.
+
+    bfloat16 multiplies by parameters in float32 as under autocast; float16, whose range they may leave, does
+    not.
+    """
+    weight = layer.weight
+    return (
+        _is_called_plainly(layer)
+        and layer.bias is None
+        and type(weight) in (nn.Parameter, Tensor)
+        and (weight.dtype is dtype or (dtype is torch.bfloat16 and weight.dtype is torch.float32))
+    )
+
+
+def _is_called_plainly(layer: nn.Module) -> bool:
+    """Whether a call of a linear layer is its forward, and no hook or wrapper has a part in it."""
+    return (
+        type(layer).forward in _FORWARDS
+        and "forward" not in layer.__dict__
+        and not (
+            layer._forward_hooks
+            or layer._forward_pre_hooks
+            or layer._backward_hooks
+            or layer._backward_pre_hooks
+        )
+    )
