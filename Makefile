@@ -53,7 +53,7 @@ whole-model: install ## Decode with transformers' Llama in every scheme, and tor
 test: $(VENV)/.pip ## Run all tests on the devices at hand and on a simulated XPU, whose own tests come first
 	$(setup) test
 	$(BIN)/python -m pytest xpu_sim
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --reruns 1
 
 # Files whose tests compile on xpu, where the interpreter makes Inductor possible.
 INDUCTOR_TESTS := $(addprefix tests/test_,$(addsuffix .py,inductor_xpu inductor_compile))

@@ -97,6 +97,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     selection.longest_first(items)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names what `--reruns` repeated: tests that fail with some random numbers, each a fault to be mended."""
+    repeated = terminalreporter.stats.get("rerun", [])
+    if repeated:
+        terminalreporter.section(f"failed, and were repeated with other random numbers (seed {SEED})")
+    for report in repeated:
+        terminalreporter.line(f"{report.nodeid}: {report.longreprtext.strip().splitlines()[-1]}")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Garbage is not looked for in what was imported: benchmarks collect it before each measurement."""
     gc.collect()
@@ -180,11 +189,20 @@ def default_dtype() -> Iterator[None]:
 
 
 @pytest.fixture
-def generator(request: pytest.FixtureRequest) -> torch.Generator:
-    """Random numbers that differ from run to run and from test to test; failures show the seed."""
-    print(f"AOEXT_TEST_SEED={SEED}")
-    number = sum(request.node.nodeid.encode())
-    return torch.Generator().manual_seed(SEED + number)
+def seed(request: pytest.FixtureRequest) -> int:
+    """A number that differs from run to run, and again where `--reruns` repeats a test; failures show it.
+
+    `AOEXT_TEST_SEED` set to it repeats what the test did.
+    """
+    seed = SEED + getattr(request.node, "execution_count", 1) - 1
+    print(f"AOEXT_TEST_SEED={seed}")
+    return seed
+
+
+@pytest.fixture
+def generator(request: pytest.FixtureRequest, seed: int) -> torch.Generator:
+    """Random numbers that differ from run to run and from test to test."""
+    return torch.Generator().manual_seed(seed + sum(request.node.nodeid.encode()))
 
 
 def environment_of_programs() -> dict[str, str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SEED
 from fuzz import command
 
 # Cases of each kind, and how many of them must run and be refused at least, so that the draws are worth it.
@@ -44,9 +43,9 @@ def test_all_kinds_are_tried_here():
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_random_cases_do_what_they_should(kind):
+def test_random_cases_do_what_they_should(kind, seed):
     cases, must_run, must_raise = CASES[kind]
-    report = command.run([kind], SEED, seconds=300, cases=cases)
+    report = command.run([kind], seed, seconds=300, cases=cases)
     assert not report.failures, "\n".join(map(str, report.failures[:20]))
     counts = report.counts[kind]
     assert counts.total() == cases
