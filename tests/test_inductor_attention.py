@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import aoext
@@ -53,8 +56,9 @@ def test_keys_and_values_are_not_repeated(tokens, heads_of_mask, count, device, 
         expected = model(*inputs)
         rewrites.clear()
         with torch._inductor.config.patch(force_disable_caches=True):
-            result = torch.compile(model, fullgraph=True)(*inputs)
-    assert rewrites["group_queries"] == count
+            result, (code,) = run_and_get_code(torch.compile(model, fullgraph=True), *inputs)
+    (kind,) = re.findall(r"_scaled_dot_product_(\w+)_attention\w*\.default\(", code)  # once, and in one way
+    assert rewrites["group_queries"] == (1 if kind == "cudnn" else count)
     error = (result.double() - expected.double()).norm() / expected.double().norm()
     assert error < 1e-2
 

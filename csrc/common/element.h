@@ -29,7 +29,8 @@ enum class Code {
   q6_k,
   iq4_nl,
   iq4_xs,
-  tq2_0
+  tq2_0,
+  tq1_0
 };
 
 // The elements of any operand. int4 and lut4 lie two to a byte, int2 four, the lowest k in the lowest bits; a lut4 is an index

@@ -78,6 +78,7 @@ constexpr Format kFormats[] = {
     {Code::iq4_nl, "iq4_nl", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
     {Code::iq4_xs, "iq4_xs", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
     {Code::tq2_0, "tq2_0", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
+    {Code::tq1_0, "tq1_0", ScalarType::Byte, Format::Scales::inside, Format::Zero::none, false, kAllFolders},
 };
 
 constexpr const Format& format_of(Code code) { return kFormats[static_cast<size_t>(code)]; }

@@ -16,22 +16,50 @@
 
 namespace aoext {
 
+// Digits to base 3, of 256 integers in 52 bytes, as tq1_0 has them: five runs of 32 of the first 32 bytes, five of 16 of the next
+// 16, four of 4 of the last 4. A byte is a fraction, byte / 256, and run j has its digit j after the point.
+struct Digits {
+  static constexpr int kOfEach = 5, kFirst = 32, kSecond = 16, kLast = 4;  // bytes
+  static constexpr int kFirstEnd = kFirst * kOfEach, kSecondEnd = kFirstEnd + kSecond * kOfEach;
+
+  static constexpr AOEXT_ANYWHERE int byte_of(int i) {
+    return i < kFirstEnd    ? i % kFirst
+           : i < kSecondEnd ? kFirst + (i - kFirstEnd) % kSecond
+                            : kFirst + kSecond + (i - kSecondEnd) % kLast;
+  }
+  static constexpr AOEXT_ANYWHERE int digit_of(int i) {
+    return i < kFirstEnd ? i / kFirst : i < kSecondEnd ? (i - kFirstEnd) / kSecond : (i - kSecondEnd) / kLast;
+  }
+  // 3 to the power of `digit`, by which bytes are multiplied modulo 256 before get() takes their first digit.
+  static constexpr AOEXT_ANYWHERE int power(int digit) { return static_cast<int>(0x511b090301 >> 8 * digit & 0xff); }
+  static constexpr AOEXT_ANYWHERE int get(int byte, int digit) { return (byte * power(digit) & 0xff) * 3 >> 8; }
+};
+
 // Some bits of each of several integers. Those of `run` integers lie in as many bytes; the next ones lie above them in the same
 // bytes, or elsewhere: run i is `step` bytes on for each `per` runs, and `skew` bytes and `shift_step` bits on within these.
 struct Bits {
   int at = 0;    // the first byte
   int bits = 0;  // of an integer; 0 where there are none
   int run = 1, per = 1, step = 0, shift = 0, shift_step = 0, skew = 0;
+  bool are_digits = false;  // to base 3: `at` alone is told of them, and shift_of() is which digit of a byte
 
-  constexpr AOEXT_ANYWHERE int byte_of(int i) const { return at + i % run + step * (i / run / per) + skew * (i / run % per); }
-  constexpr AOEXT_ANYWHERE int shift_of(int i) const { return shift + shift_step * (i / run % per); }
+  constexpr AOEXT_ANYWHERE int byte_of(int i) const {
+    return at + (are_digits ? Digits::byte_of(i) : i % run + step * (i / run / per) + skew * (i / run % per));
+  }
+  constexpr AOEXT_ANYWHERE int shift_of(int i) const {
+    return are_digits ? Digits::digit_of(i) : shift + shift_step * (i / run % per);
+  }
   constexpr AOEXT_ANYWHERE int get(const unsigned char* block, int i) const {
+    if (are_digits) return Digits::get(block[byte_of(i)], shift_of(i));
     return bits == 0 ? 0 : block[byte_of(i)] >> shift_of(i) & ((1 << bits) - 1);
   }
 };
 
 // Bytes full of codes: the lowest bits of `run` bytes first, then those above.
 constexpr AOEXT_ANYWHERE Bits plane(int at, int bits, int run) { return {at, bits, run, 8 / bits, run, 0, bits}; }
+
+// Two bits each, of digits.
+constexpr AOEXT_ANYWHERE Bits digits(int at) { return {at, 2, 1, 1, 0, 0, 0, 0, true}; }
 
 // An integer of up to three planes, the lowest first. It is signed where `middle` is its sign bit, else `middle` is taken off.
 struct Integer {
@@ -101,6 +129,7 @@ constexpr AOEXT_ANYWHERE Layout layout_of(Code code) {
     case Code::iq4_nl: return {32, 18, {{plane(2, 4, 16)}}, 32, {0}, {}, true};
     case Code::iq4_xs: return {256, 136, {{plane(8, 4, 16)}}, 32, {0, {{plane(4, 4, 1), plane(2, 2, 1)}, 32}}, {}, true};
     case Code::tq2_0: return {256, 66, {{plane(0, 2, 32)}, 1}, 256, {64}};
+    case Code::tq1_0: return {256, 54, {{digits(0)}, 1}, 256, {52}};
   }
   return {};
 }

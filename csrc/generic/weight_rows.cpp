@@ -25,10 +25,27 @@ Tensor constant(int64_t value, ScalarType dtype, const Tensor& like) {
   return aten::scalar_like(static_cast<double>(value), dtype, like);
 }
 
+// Digits to base 3 of `count` bytes of each block from `first` on: all first ones, then all second ones.
+void add_digits(const Tensor& blocks, int64_t first, int64_t count, int64_t of_each, std::vector<Tensor>& runs) {
+  const Tensor bytes = aten::narrow(blocks, blocks.dim() - 1, first, count);
+  for (int digit = 0; digit < of_each; ++digit) {
+    const Tensor rest = aten::mul(bytes, constant(Digits::power(digit), ScalarType::Byte, blocks));  // modulo 256
+    const Tensor threefold = aten::mul(aten::to(rest, ScalarType::Int), constant(3, ScalarType::Int, blocks));
+    runs.push_back(aten::to(
+        call("aten::bitwise_right_shift", "Tensor", threefold, constant(8, ScalarType::Int, blocks)), ScalarType::Byte));
+  }
+}
+
 // Bits of n integers of each block, the last dimension of `blocks`, as uint8 [..., n].
 Tensor bits_of(const Tensor& blocks, const Bits& bits, int64_t n) {
   const int64_t last = blocks.dim() - 1;
   std::vector<Tensor> runs;
+  if (bits.are_digits) {
+    add_digits(blocks, bits.at, Digits::kFirst, Digits::kOfEach, runs);
+    add_digits(blocks, bits.at + Digits::kFirst, Digits::kSecond, Digits::kOfEach, runs);
+    add_digits(blocks, bits.at + Digits::kFirst + Digits::kSecond, Digits::kLast, Digits::kOfEach - 1, runs);
+    return call("aten::cat", "", runs, last);
+  }
   for (int i = 0; i < n; i += bits.run) {
     Tensor run = aten::narrow(blocks, last, bits.byte_of(i), std::min<int64_t>(bits.run, n - i));
     if (const int by = bits.shift_of(i); by > 0)

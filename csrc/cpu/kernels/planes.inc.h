@@ -16,13 +16,41 @@ constexpr uint64_t kOnes = 0x0101010101010101u;
 
 // ---- a plane -------------------------------------------------------------------------------------------
 
+// Digits to base 3 of codes i to i + 31 of a block, of which `block` is the first byte that has any.
+inline Chunk digits_at(const uint8_t* block, int i) {
+  static_assert(Digits::kFirst == kChunk && Digits::kSecond == 16 && Digits::kLast == 4);
+  using Half = uint64_t AOEXT_VECTOR(16);
+  using Words = uint32_t AOEXT_VECTOR(kChunk);
+  const auto power = [&](int k) { return Longs{} + kOnes * static_cast<uint64_t>(Digits::power(Digits::digit_of(k))); };
+  const auto halves = [](Longs low, Longs high) { return __builtin_shufflevector(low, high, 0, 1, 4, 5); };
+  Chunk bytes, powers;
+  if (i < Digits::kFirstEnd) {
+    bytes = load<Chunk>(block), powers = (Chunk)power(i);
+  } else {
+    const Half v = load<Half>(block + Digits::kFirst);
+    Longs of_bytes = __builtin_shufflevector(v, v, 0, 1, 0, 1), of_powers = halves(power(i), power(i + 16));
+    if (i + 16 == Digits::kSecondEnd) {
+      uint32_t four;
+      memcpy(&four, block + Digits::kFirst + Digits::kSecond, sizeof four);
+      of_bytes = halves(of_bytes, (Longs)(Words{} + four));
+      of_powers = halves(of_powers, Longs{0x0303030301010101u, 0x1b1b1b1b09090909u, 0, 0});
+    }
+    bytes = (Chunk)of_bytes, powers = (Chunk)of_powers;
+  }
+  const Chunk rest = bytes * powers;  // modulo 256
+  // The whole part of 3 · rest / 256.
+  return ((Chunk)(rest >= 86) & 1) + ((Chunk)(rest >= 171) & 1);
+}
+
 // The bits that codes i to i + 31 of a block have in a plane, from bit `low` on.
 template <Bits kBits>
 inline Chunk plane_at(const uint8_t* block, int i, int low) {
   constexpr uint64_t kMask = kOnes * ((1u << kBits.bits) - 1);
   const uint8_t* const from = block + kBits.byte_of(i);
   const auto shift = [&](int run) { return static_cast<uint64_t>(kBits.shift_of(i + run * kBits.run)); };
-  if constexpr (kBits.bits == 8) {
+  if constexpr (kBits.are_digits) {
+    return digits_at(block + kBits.at, i);
+  } else if constexpr (kBits.bits == 8) {
     return load<Chunk>(from);
   } else if constexpr (kBits.run % kChunk == 0) {
     const int right = kBits.shift_of(i) - low;
@@ -99,6 +127,7 @@ inline auto with_planes(Code code, const F& f) {
     case Code::iq4_nl: return f(OfCode<Code::iq4_nl>());
     case Code::iq4_xs: return f(OfCode<Code::iq4_xs>());
     case Code::tq2_0: return f(OfCode<Code::tq2_0>());
+    case Code::tq1_0: return f(OfCode<Code::tq1_0>());
     default: return f(OfCode<Code::q8_0>());
   }
 }

@@ -64,7 +64,14 @@ __device__ __forceinline__ uint32_t spread(uint32_t v) {
   return ((v | v << 4) & 0x0f0f0f0fu) << kUp;
 }
 
-// Where some integers of a plane lie from others on.
+// Digits to base 3 of four bytes, a byte each.
+__device__ __forceinline__ uint32_t digits_of(uint32_t v, int digit) {
+  const auto power = static_cast<uint32_t>(Digits::power(digit));
+  const auto of_pair = [&](uint32_t pair) { return (pair * power & 0x00ff00ffu) * 3 >> 8 & 0x00030003u; };
+  return of_pair(v & 0x00ff00ffu) | of_pair(v >> 8 & 0x00ff00ffu) << 8;
+}
+
+// Where some integers of a plane lie from others on; of digits, how many they are on.
 struct Place {
   int byte = 0, shift = 0;
 };
@@ -76,6 +83,13 @@ struct Places {
 // Those bits of the four integers from kFirst + 4 t on, kUp bits further up; or of those so much further on.
 template <Bits kBits, int kFirst, int kAlign, int kUp>
 __device__ __forceinline__ uint32_t bits_of_four(const uint8_t* unit, int t, Place further = {}) {
+  if constexpr (kBits.are_digits) {
+    // 16 integers lie in as many bytes, or the last in four.
+    const int first = kFirst + further.byte;
+    const bool is_last = first == Digits::kSecondEnd;
+    const uint8_t* const from = unit + kBits.byte_of(first) + (is_last ? 0 : 4 * t);
+    return digits_of(read_word<2>(from), kBits.shift_of(first) + (is_last ? t : 0)) << kUp;
+  }
   constexpr int kByte = kBits.byte_of(kFirst), kByte1 = kBits.byte_of(kFirst + 4) - kByte,
                 kByte2 = kBits.byte_of(kFirst + 8) - kByte;
   constexpr int kShift = kBits.shift_of(kFirst), kShift1 = kBits.shift_of(kFirst + 4) - kShift,
@@ -110,11 +124,11 @@ __device__ __forceinline__ uint32_t four_of(const uint8_t* unit, int t, const Pl
   return v;
 }
 
-// Whether four_of holds for so many integers: what it adds for t is linear in its bits.
+// Whether four_of holds for so many integers: what it adds for t is linear in its bits, but of digits.
 constexpr bool is_linear(const Integer& integer, int count) {
   for (const Bits& bits : integer.planes)
     for (int k = 0; k + 12 < count; k += 16)
-      if (bits.bits > 0 && (bits.byte_of(k + 12) + bits.byte_of(k) != bits.byte_of(k + 4) + bits.byte_of(k + 8) ||
+      if (bits.bits > 0 && !bits.are_digits && (bits.byte_of(k + 12) + bits.byte_of(k) != bits.byte_of(k + 4) + bits.byte_of(k + 8) ||
                             bits.shift_of(k + 12) + bits.shift_of(k) != bits.shift_of(k + 4) + bits.shift_of(k + 8)))
         return false;
   return true;

@@ -26,7 +26,11 @@ template <Bits kBits, int kAlign, int kUp, int kUnitBytes>
 __device__ __forceinline__ uint2 bits_of_eight(const uint8_t* unit, Place at, bool has_eight) {
   const uint8_t* const from = unit + at.byte;
   constexpr uint32_t kMask = ((1u << kBits.bits) - 1) * 0x01010101u;
-  if constexpr (kBits.run % kOwn == 0 || kBits.bits == 8) {
+  if constexpr (kBits.are_digits) {
+    const bool is_last = at.byte == kBits.byte_of(Digits::kSecondEnd);
+    const uint32_t first = packed::read_word<2>(from), second = is_last ? first : packed::read_word<2>(from + 4);
+    return {packed::digits_of(first, at.shift) << kUp, packed::digits_of(second, at.shift + (is_last ? 1 : 0)) << kUp};
+  } else if constexpr (kBits.run % kOwn == 0 || kBits.bits == 8) {
     constexpr int kWord = kBits.at % 4 == 0 ? kAlign : 2;
     uint2 both;
     if constexpr (kBits.at % 8 == 0 && kUnitBytes % 8 == 0)

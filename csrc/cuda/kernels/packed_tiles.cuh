@@ -31,11 +31,11 @@ struct Number : packed::Number<kCode> {
   using packed::Number<kCode>::kSigned;
   using U = Unit<kCode>;
 
-  // Whether all chunks of a block lie like the first, further on.
+  // Whether all chunks of a block lie like the first, further on; digits are found by how many.
   static constexpr bool is_even() {
     for (const Bits& bits : kCodes.planes)
       for (int k = 0; k < U::kValues; ++k)
-        if (bits.bits > 0 &&
+        if (bits.bits > 0 && !bits.are_digits &&
             (bits.byte_of(k) - bits.byte_of(k / kChunk * kChunk) != bits.byte_of(k % kChunk) - bits.byte_of(0) ||
              bits.shift_of(k) - bits.shift_of(k / kChunk * kChunk) != bits.shift_of(k % kChunk) - bits.shift_of(0)))
           return false;
@@ -47,6 +47,7 @@ struct Number : packed::Number<kCode> {
   static __device__ __forceinline__ packed::Place place_of(int chunk) {
     constexpr Bits kBits = layout_of(kCode).code.planes[kPlane];
     if constexpr (kBits.bits == 0) return {};
+    if constexpr (kBits.are_digits) return {chunk % (U::kValues / kChunk) * kChunk};
     return {kBits.byte_of(chunk * kChunk) - kBits.byte_of(0), kBits.shift_of(chunk * kChunk) - kBits.shift_of(0)};
   }
   // How much further on than the first a chunk of a slice lies.

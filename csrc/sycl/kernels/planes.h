@@ -4,8 +4,9 @@
 //   32 codes become 8 dwords of int8, in the order of k: dword d has those of k = 4 d + 0 … 3. So they are what eight_bit.h makes
 //   of a weight of int8, whose operands of the matrix operation serve all layouts.
 //
-// A plane is unpacked by one of five functions: the bits of 32 bytes at one shift, or those of 16, 8, 8 or 4 bytes. Lengths of
-// blocks and runs are powers of two. Every second block of 18, 22, 34, 66, 110 or 210 bytes begins in the middle of a dword: what
+// A plane is unpacked by one of five functions: the bits of 32 bytes at one shift, or those of 16, 8, 8 or 4 bytes; digits by a
+// sixth. Lengths of blocks and runs are powers of two. Every second block of 18, 22, 34, 54, 66, 110 or 210 bytes begins in the
+// middle of a dword: what
 // is loaded then are the aligned dwords that have its bytes, and no other.
 #pragma once
 
@@ -26,7 +27,7 @@ struct Unpacking {
   uint8_t values;
   uint8_t bytes;
   uint8_t middle;  // what is taken off a code; 0 where codes are signed
-  bool is_inside, looks_up;
+  bool is_inside, looks_up, are_digits;
   Plane planes[3];
 };
 
@@ -38,7 +39,7 @@ constexpr Unpacking unpacking_of(Code code) {
   Unpacking u{};
   u.values = log2_of(of.values), u.bytes = of.bytes;
   u.middle = of.code.is_signed ? 0 : of.code.middle;
-  u.is_inside = of.group > 0, u.looks_up = of.looks_up;
+  u.is_inside = of.group > 0, u.looks_up = of.looks_up, u.are_digits = of.code.planes[0].are_digits;
   for (int i = 0; i < 3; ++i) {
     const Bits& plane = of.code.planes[i];
     if (plane.bits > 0)
@@ -48,12 +49,14 @@ constexpr Unpacking unpacking_of(Code code) {
   return u;
 }
 
+constexpr Code kLastCode = Code::tq1_0;
+
 struct Unpackings {
-  Unpacking of[static_cast<int>(Code::tq2_0) + 1];
+  Unpacking of[static_cast<int>(kLastCode) + 1];
 };
 constexpr Unpackings kUnpackings = [] {
   Unpackings all{};
-  for (int code = 0; code <= static_cast<int>(Code::tq2_0); ++code) all.of[code] = unpacking_of(static_cast<Code>(code));
+  for (int code = 0; code <= static_cast<int>(kLastCode); ++code) all.of[code] = unpacking_of(static_cast<Code>(code));
   return all;
 }();
 
@@ -77,6 +80,7 @@ class Planes {
     const auto* const own = reinterpret_cast<const uint8_t*>(block(row, k));
     const int i = place(k);
     int code = 0, low = 0;
+    if (of_.are_digits) return Digits::get(own[Digits::byte_of(i)], Digits::digit_of(i)) - of_.middle;
 #pragma unroll
     for (int plane = 0; plane < 3; ++plane) {
       const auto& of = of_.planes[plane];
@@ -95,7 +99,9 @@ class Planes {
     const int i = place(k);
     const auto &first = of_.planes[0], &second = of_.planes[1], &third = of_.planes[2];
     CodeDwords codes;
-    if (is_wide(first)) {
+    if (of_.are_digits) {
+      codes = digits(own, i);
+    } else if (is_wide(first)) {
       codes = bytes(own, first, i);
     } else if (first.bits == 4) {
       codes = nibbles(own + first.at + i / 2);
@@ -149,6 +155,19 @@ class Planes {
   CodeDwords bytes(const char* block, const Unpacking::Plane& of, int i) const {
     const int rest = i & ((1 << of.span) - 1), at = of.at + (i >> of.span << of.run) + (rest & ((1 << of.run) - 1));
     return dwords<8>(block + at) >> (rest >> of.run) * of.bits & ((1u << of.bits) - 1) * 0x01010101u;
+  }
+
+  // Digits to base 3, which four bytes have for four codes.
+  CodeDwords digits(const char* block, int i) const {
+    CodeDwords codes;
+#pragma unroll
+    for (int d = 0; d < 8; ++d) {
+      const uint32_t four = dwords<1>(block + Digits::byte_of(i + 4 * d));
+      const auto power = static_cast<uint32_t>(Digits::power(Digits::digit_of(i + 4 * d)));
+      const auto of_pair = [&](uint32_t pair) { return (pair * power & 0x00FF00FFu) * 3 >> 8 & 0x00030003u; };
+      codes[d] = of_pair(four & 0x00FF00FFu) | of_pair(four >> 8 & 0x00FF00FFu) << 8;
+    }
+    return codes;
   }
 
   // 16 bytes of 4 bits, first all low ones.
@@ -231,7 +250,7 @@ inline ScaleAndZero scale_inside(const char* block, int i) {
 // Those of any code whose groups are multiples of kUnit; where that is 1, a block may begin anywhere.
 template <int kUnit, int kCode = static_cast<int>(Code::q4_0)>
 inline ScaleAndZero scale_inside(Code code, const char* block, int i) {
-  if constexpr (kCode > static_cast<int>(Code::tq2_0)) {
+  if constexpr (kCode > static_cast<int>(kLastCode)) {
     return {};
   } else {
     constexpr Code kThis = static_cast<Code>(kCode);

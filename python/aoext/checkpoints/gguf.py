@@ -1,4 +1,4 @@
-"""GGUF's blocks as aoext's weights: as they lie, or, of three formats, as others of the same values."""
+"""GGUF's blocks as aoext's weights: as they lie, or, of two formats, as others of the same values."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ _HALVES: dict[str, tuple[int, ...]] = {
     "Q3_K": (108,),
     "Q6_K": (208,),
     "TQ2_0": (64,),
+    "TQ1_0": (52,),
 }
 
 FORMATS = {
@@ -39,7 +40,6 @@ FORMATS = {
     },
     "MXFP4": BlockFormat(32, 17, ()),
     "NVFP4": BlockFormat(64, 36, ()),
-    "TQ1_0": BlockFormat(256, 54, (52,)),
 }
 
 
@@ -100,21 +100,4 @@ def _nvfp4(layer: str, blocks: Tensor, dtype: torch.dtype) -> QuantizedTensor:
     return table_of_16(layer, pairs, E2M1, scale.view(torch.float8_e4m3fn), 16, dtype)
 
 
-def _tq1_0(layer: str, blocks: Tensor, dtype: torch.dtype) -> QuantizedTensor:
-    """Ternary values, five to a byte as digits from the highest, as TQ2_0 has them, four to a byte."""
-    parts = ((blocks[..., :32], 5), (blocks[..., 32:48], 5), (blocks[..., 48:52], 4))
-    digits = torch.cat([_digits(part, count) for part, count in parts], -1)
-    fours = digits.unflatten(-1, (2, 4, 32))
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)[:, None]
-    codes = (fours << shifts).sum(-2, dtype=torch.uint8).flatten(-2)
-    return GGUF_TYPES["TQ2_0"](torch.cat((codes, blocks[..., 52:]), -1), dtype)
-
-
-def _digits(bytes: Tensor, count: int) -> Tensor:
-    """The first `count` digits of base 3 of fractions byte/256: all first ones, then all second ones."""
-    powers = torch.tensor([3**i for i in range(count)], dtype=torch.uint8, device=bytes.device)
-    rest = bytes.unsqueeze(-2) * powers[:, None]  # modulo 256
-    return (rest.to(torch.int16) * 3 >> 8).to(torch.uint8).flatten(-2)
-
-
-_AS_OTHERS = {"MXFP4": _mxfp4, "NVFP4": _nvfp4, "TQ1_0": _tq1_0}
+_AS_OTHERS = {"MXFP4": _mxfp4, "NVFP4": _nvfp4}

@@ -44,6 +44,7 @@ class Code(IntEnum):
     IQ4_NL = 20
     IQ4_XS = 21
     TQ2_0 = 22
+    TQ1_0 = 23
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Attention of one token with heads that share keys and values: the repetition of these goes.
+"""Attention with heads that share keys and values: the repetition of these goes.
 
 Where a graph is compiled and has a mask, transformers repeats keys and values for each query head of a group,
-a copy of the whole cache once a layer and token. The queries of a group are as many rows of one head::
+a copy of the whole cache once a layer and token. cuDNN takes fewer heads of keys and values as they are. For
+others the queries of a group are, of one token, as many rows of one head::
 
     attention(q [B, H, 1, D], repeated(k), repeated(v))  =  attention(q as [B, H/G, G, D], k, v)
 """
@@ -19,12 +20,16 @@ aten = fx.aten
 
 
 class _Attention(NamedTuple):
-    """Where one of PyTorch's attentions has its arguments; the mask may go by its name alone."""
+    """Where one of PyTorch's attentions has its arguments; the mask may go by its name alone.
+
+    shares: whether it takes keys and values of fewer heads
+    """
 
     mask: str
     mask_at: int | None
     dropout_at: int
     causal_at: int
+    shares: bool = False
 
 
 _ATTENTIONS: dict[Any, _Attention] = {
@@ -32,7 +37,7 @@ _ATTENTIONS: dict[Any, _Attention] = {
     for name, attention in {
         "_scaled_dot_product_flash_attention_for_cpu": _Attention("attn_mask", None, 3, 4),
         "_scaled_dot_product_efficient_attention": _Attention("attn_bias", 3, 5, 6),
-        "_scaled_dot_product_cudnn_attention": _Attention("attn_bias", 3, 5, 6),
+        "_scaled_dot_product_cudnn_attention": _Attention("attn_bias", 3, 5, 6, shares=True),
     }.items()
     if hasattr(aten, name)
 }
@@ -47,7 +52,7 @@ def group(graph: Graph) -> int:
 def _grouped(graph: Graph, node: Node, attention: _Attention) -> bool:
     query, key, value = node.args[:3]
     repeats = [_repetition(each) for each in (key, value)]
-    if None in repeats or not _is_of_one_token(node, attention):
+    if None in repeats or not _gives_its_result_alone(node):
         return False
     keys, values = (fx.known(each) for each in repeats)
     batch, heads, group_size = keys.shape[:3]
@@ -55,6 +60,18 @@ def _grouped(graph: Graph, node: Node, attention: _Attention) -> bool:
     if keys.shape[:3] != values.shape[:3] or not all(isinstance(size, int) for size in sizes):
         return False
     if fx.known(query).shape[:2] != (batch, heads * group_size):
+        return False
+    if attention.shares:
+        with graph.inserting_before(node):
+            unrepeated = [
+                fx.call(graph, aten.squeeze.dim, each.args[0], 2) for each in repeats if each is not None
+            ]
+        node.args = (query, *unrepeated, *node.args[3:])
+        for each in (key, value):
+            if not each.users:
+                fx.erase(each)
+        return True
+    if not _is_of_one_token(node, attention):
         return False
     mask = _mask_of(node, attention)
     if mask is not None and not _is_of_all_heads(mask):
@@ -75,16 +92,20 @@ def _grouped(graph: Graph, node: Node, attention: _Attention) -> bool:
                 args[attention.mask_at] = for_rows
         result = fx.call(graph, operator.getitem, fx.call(graph, node.target, *args, **kwargs), 0)
         fx.replace(item, fx.call(graph, aten.reshape.default, result, list(fx.known(item).shape)))
+    fx.erase(node)  # which fx leaves where it is, since dropout is random
     return True
 
 
-def _is_of_one_token(node: Node, attention: _Attention) -> bool:
-    """Whether there is one query a head, and nothing is read but the result."""
+def _gives_its_result_alone(node: Node) -> bool:
+    """Whether nothing is read but the result, as gradients would."""
     users = list(node.users)
+    return len(users) == 1 and users[0].args[1:] == (0,)
+
+
+def _is_of_one_token(node: Node, attention: _Attention) -> bool:
+    """Whether there is one query a head."""
     return (
-        len(users) == 1
-        and users[0].args[1:] == (0,)
-        and fx.same(fx.known(node.args[0]).shape[2], 1)
+        fx.same(fx.known(node.args[0]).shape[2], 1)
         and not fx.argument(node, attention.causal_at, "is_causal", False)
         and not fx.argument(node, attention.dropout_at, "dropout_p", 0.0)
     )

@@ -28,8 +28,10 @@ class Options:
     # quantisation of activations, and dequantisation of weights that no product took, become code of
     # Inductor's, which fuses them with what is around
     fuse_quantization: bool = True
-    # attention of one token reads keys and values that heads share without repeating them
+    # attention reads keys and values that heads share without repeating them
     group_queries: bool = True
+    # on CUDA the largest of few columns are the first of a sort, which Inductor's code does with what is around
+    top_by_sort: bool = True
     # writes into quantised weights are counted for autograd
     count_writes: bool = True
     # int4 linears of one activation become one, where weights are constants (torch._inductor.config.freezing)

@@ -12,7 +12,18 @@ from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
 import aoext
-from aoext.inductor import attention, autotune, bias, generated, merged, scaled, shared, weight_only, writes
+from aoext.inductor import (
+    attention,
+    autotune,
+    bias,
+    generated,
+    merged,
+    scaled,
+    shared,
+    top,
+    weight_only,
+    writes,
+)
 from aoext.inductor.options import Options, current
 
 GraphPass = Callable[[Graph], None]
@@ -31,6 +42,7 @@ AFTER_PARTITION = (
     "fuse_quantization",
     "autotune",
     "group_queries",
+    "top_by_sort",
     "count_writes",
 )
 PASSES: dict[str, Callable[[Graph], int]] = {
@@ -42,6 +54,7 @@ PASSES: dict[str, Callable[[Graph], int]] = {
     "fuse_quantization": generated.generate,
     "autotune": autotune.use_timed,
     "group_queries": attention.group,
+    "top_by_sort": top.sort,
     "count_writes": writes.count,
 }
 

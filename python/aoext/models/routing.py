@@ -28,7 +28,7 @@ def routed(
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     order, place, offsets = ao.sort_by_expert(top_k_index, experts)
     k = top_k_index.shape[1]
-    rows = x.expand(k, -1) if x.shape[0] == 1 else x.index_select(0, order // k)
+    rows = x.repeat(k, 1) if x.shape[0] == 1 else x.index_select(0, order // k)
     summed = weighted_sum(run(rows, offsets), place, top_k_weights)
     return summed.to(hidden_states.dtype).reshape(hidden_states.shape)
 

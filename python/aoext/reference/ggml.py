@@ -116,6 +116,15 @@ def _tq2_0(b: Tensor) -> Parts:
     return _chunks(b[..., :64], 32, 2) - 1, _half(b, 64), 0.0
 
 
+def _tq1_0(b: Tensor) -> Parts:
+    runs = [
+        (bytes.long() * 3**digit % 256) * 3 >> 8
+        for bytes, digits in ((b[..., :32], 5), (b[..., 32:48], 5), (b[..., 48:52], 4))
+        for digit in range(digits)
+    ]
+    return torch.cat(runs, -1) - 1, _half(b, 52), 0.0
+
+
 class _Blocks(NamedTuple):
     halves: tuple[int, ...]  # where the float16 numbers of a block lie
     parts: Callable[[Tensor], Parts]
@@ -135,6 +144,7 @@ _FORMATS = {
     Code.IQ4_NL: _Blocks((0,), _iq4_nl),
     Code.IQ4_XS: _Blocks((0,), _iq4_xs),
     Code.TQ2_0: _Blocks((64,), _tq2_0),
+    Code.TQ1_0: _Blocks((52,), _tq1_0),
 }
 
 

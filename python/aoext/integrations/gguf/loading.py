@@ -76,8 +76,8 @@ def load_gguf(
     quantize_embeddings: bool = True,
     activation: torch.dtype | None = None,
 ) -> Any:
-    """The model of a GGUF file, on the CPU. Weights stay in the file's blocks; those in MXFP4, NVFP4 and
-    TQ1_0 become others of the same values.
+    """The model of a GGUF file, on the CPU. Weights stay in the file's blocks; those in MXFP4 and NVFP4
+    become others of the same values.
 
     dtype: of activations, and of all that is not quantised; a warning names the weights of other quantised
         formats, which are dequantised.
