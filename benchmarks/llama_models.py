@@ -104,14 +104,16 @@ SIZES: dict[str, dict[str, Any]] = {
 POSITIONS = 4096  # that a model knows
 
 
-def make(size: str, scheme: Scheme, device: torch.device, dtype: torch.dtype, seed: int) -> Any:
-    """A model with random weights, quantised."""
+def make(
+    size: str, scheme: Scheme, device: torch.device, dtype: torch.dtype, seed: int, **changes: Any
+) -> Any:
+    """A model with random weights, quantised; `changes` are of its size."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(scheme.dtype or dtype)
     try:
         with torch.device(device):
-            sizes = {**SIZES[size], "max_position_embeddings": POSITIONS}
+            sizes = {**SIZES[size], "max_position_embeddings": POSITIONS, **changes}
             model: Any
             if "num_experts" in sizes:
                 model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, norm_topk_prob=True))

@@ -62,6 +62,7 @@ def train(
     seed: int,
 ) -> float:
     """Seconds of a step."""
+    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(windows), generator=generator)
     scales = [p for n, p in model.named_parameters() if n.endswith(("_scale", "_offset"))]
@@ -78,7 +79,7 @@ def train(
         for group in optimizer.param_groups:
             warm = min(1, (step + 1) / 10) * (1 + math.cos(math.pi * step / steps)) / 2
             group["lr"] = rate * group["weight"] * warm
-        ids = torch.cat([windows[order[(step * batch + i) % len(order)]] for i in range(batch)])
+        ids = torch.cat([windows[order[(step * batch + i) % len(order)]] for i in range(batch)]).to(device)
         with torch.no_grad():
             wanted = logits(original, ids).log_softmax(-1)
         found = logits(model, ids).log_softmax(-1)
@@ -104,6 +105,7 @@ def train(
 )
 @click.option("--rate", type=float, default=2e-4, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
 def main(
     model: str,
     scheme: str,
@@ -114,11 +116,12 @@ def main(
     length: int,
     rate: float,
     seed: int,
+    device: str,
 ) -> None:
     options = {} if group_size is None else {"group_size": group_size}
     config = as_config("qat", {"scheme": scheme, **options})
     original, windows, held_out = tiny(length) if model == "tiny" else folder(Path(model), length)
-    original.eval().requires_grad_(False)
+    original.to(device).eval().requires_grad_(False)
     rounded = copy.deepcopy(original)
     bits = aoext.quantize_(rounded, config).bits_per_weight
     before = aoext.evaluate(rounded, held_out, original)

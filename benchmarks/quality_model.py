@@ -94,14 +94,15 @@ def leave_levels(model: nn.Module, generator: torch.Generator) -> None:
             ordered = blocks.sort(1).values
             gaps = ordered.diff(dim=1)
             step = gaps.masked_fill(gaps < 1e-6, math.inf).amin(1, keepdim=True).nan_to_num(0, 0, 0)
-            blocks += (torch.rand(blocks.shape, generator=generator) - 0.5) * step
+            by = torch.rand(blocks.shape, generator=generator).to(blocks.device) - 0.5
+            blocks += by * step
 
 
 @torch.no_grad()
 def perplexity(model: nn.Module, tokens: Tensor, windows: int, size: int = 512) -> float:
     losses = []
     for window in tokens[: windows * size].view(-1, size):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
             losses.append(model(window[None], labels=window[None]).loss.float())
     return math.exp(torch.stack(losses).mean())
 
@@ -116,7 +117,7 @@ def train(model: nn.Module, tokens: Tensor, steps: int, rate: float, generator: 
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, (step + 1) / 10) * (1 + math.cos(math.pi * step / steps)) / 2
         window = windows[order[step % len(order)]][None]
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
             loss = model(window, labels=window).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -137,14 +138,19 @@ def train(model: nn.Module, tokens: Tensor, steps: int, rate: float, generator: 
 @click.option("--rate", type=float, default=2e-4, show_default=True)
 @click.option("--seed", type=int, default=48, show_default=True)
 @click.option("--windows", type=click.IntRange(min=1), default=5, show_default=True, help="512 tokens each.")
-def main(target: Path, steps: int, rate: float, seed: int, windows: int) -> None:
+@click.option("--device", default="cpu", show_default=True)
+def main(target: Path, steps: int, rate: float, seed: int, windows: int, device: str) -> None:
     target.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     model, tokenizer = load()
     of_train, held_out = texts()
     (target / "train.txt").write_text(of_train, encoding="utf-8")
     (target / "heldout.txt").write_text(held_out, encoding="utf-8")
-    tokens, tokens_held_out = (torch.tensor(tokenizer(text)["input_ids"]) for text in (of_train, held_out))  # type: ignore[operator]
+    tokens, tokens_held_out = (
+        torch.tensor(tokenizer(text)["input_ids"], device=device)  # type: ignore[operator]
+        for text in (of_train, held_out)
+    )
+    model.to(device)
     click.echo(f"{len(tokens)} tokens to train on, {len(tokens_held_out)} held out", err=True)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     found = {"given": perplexity(model, tokens_held_out, windows)}

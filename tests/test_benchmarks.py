@@ -284,3 +284,24 @@ def test_training_products_are_timed(program: Callable[[str], ModuleType], tmp_p
     _, content = run(module, tmp_path, *arguments)
     assert [result["scheme"] for result in content["results"]] == list(module.SCHEMES)
     assert all(set(result["parts"]) == set(module.COLUMNS) for result in content["results"])
+
+
+def test_calibration_is_timed_by_the_layer(program: Callable[[str], ModuleType]) -> None:
+    arguments = ["--size", "tiny", "--group-size", "32", "--samples", "4", "--length", "64"]
+    algorithms = ["--algorithm", "gptq", "--algorithm", "search"]
+    result = CliRunner().invoke(program("calibration_time").main, [*arguments, *algorithms])
+    assert result.exit_code == 0, result.output
+    gptq, search = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
+    assert (gptq["algorithm"], search["algorithm"]) == ("gptq", "search")
+    for line in (gptq, search):
+        assert (line["tokens"], line["layers"]) == (256, 2)
+        assert line["seconds_a_layer"] > 0
+
+
+def test_training_for_a_scheme_is_measured(program: Callable[[str], ModuleType]) -> None:
+    arguments = ["tiny", "--group-size", "64", "--steps", "10", "--batch", "1", "--length", "64"]
+    result = CliRunner().invoke(program("qat").main, arguments)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output[result.output.index("{") :])
+    assert found["trained"]["kl"] < found["rounded"]["kl"]
+    assert found["steps"] == 10

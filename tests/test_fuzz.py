@@ -10,8 +10,8 @@ import pytest
 
 from fuzz import command
 
-# Cases of each kind, and how many of them must run and be refused at least, so that the draws are worth it. That is
-# far from what is to be expected: of files 7% run.
+# Cases of each kind, and how many of them must run and be refused at least, so that the draws are worth it.
+# That is far from what is to be expected: of files 7% run.
 CASES = {
     "good-calls": (80, 80, 0),
     "bad-calls": (800, 100, 200),

@@ -40,7 +40,7 @@ def test_routers(tokens, experts, k, device, generator):
             values, index = torch.compile(model, fullgraph=True)(x)
         scores = model.gate(x).float().softmax(-1)
     assert rewrites["top_by_sort"] == (device.type == "cuda" and experts <= 512)
-    # Of equal scores either may be chosen.
+    # Either of two equal scores may be chosen.
     wanted = scores.double().sort(-1, descending=True).values[:, :k]
     wanted = wanted / wanted.sum(-1, keepdim=True)
     assert index.dtype is torch.int64

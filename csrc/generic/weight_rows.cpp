@@ -31,8 +31,8 @@ void add_digits(const Tensor& blocks, int64_t first, int64_t count, int64_t of_e
   for (int digit = 0; digit < of_each; ++digit) {
     const Tensor rest = aten::mul(bytes, constant(Digits::power(digit), ScalarType::Byte, blocks));  // modulo 256
     const Tensor threefold = aten::mul(aten::to(rest, ScalarType::Int), constant(3, ScalarType::Int, blocks));
-    runs.push_back(aten::to(
-        call("aten::bitwise_right_shift", "Tensor", threefold, constant(8, ScalarType::Int, blocks)), ScalarType::Byte));
+    runs.push_back(
+        aten::to(call("aten::bitwise_right_shift", "Tensor", threefold, constant(8, ScalarType::Int, blocks)), ScalarType::Byte));
   }
 }
 

@@ -128,8 +128,9 @@ __device__ __forceinline__ uint32_t four_of(const uint8_t* unit, int t, const Pl
 constexpr bool is_linear(const Integer& integer, int count) {
   for (const Bits& bits : integer.planes)
     for (int k = 0; k + 12 < count; k += 16)
-      if (bits.bits > 0 && !bits.are_digits && (bits.byte_of(k + 12) + bits.byte_of(k) != bits.byte_of(k + 4) + bits.byte_of(k + 8) ||
-                            bits.shift_of(k + 12) + bits.shift_of(k) != bits.shift_of(k + 4) + bits.shift_of(k + 8)))
+      if (bits.bits > 0 && !bits.are_digits &&
+          (bits.byte_of(k + 12) + bits.byte_of(k) != bits.byte_of(k + 4) + bits.byte_of(k + 8) ||
+           bits.shift_of(k + 12) + bits.shift_of(k) != bits.shift_of(k + 4) + bits.shift_of(k + 8)))
         return false;
   return true;
 }

@@ -35,8 +35,8 @@ struct PackedLinear {
 };
 
 // The codes that kernels of this family are compiled for: those of planes and blocks.
-constexpr Code kPackedCodes[] = {Code::int2, Code::int3, Code::int5, Code::int6,   Code::int7,   Code::q4_0, Code::q4_1,
-                                 Code::q5_0, Code::q5_1, Code::q8_0, Code::q2_k,   Code::q3_k,   Code::q4_k, Code::q5_k,
+constexpr Code kPackedCodes[] = {Code::int2, Code::int3,   Code::int5,   Code::int6,  Code::int7, Code::q4_0, Code::q4_1,
+                                 Code::q5_0, Code::q5_1,   Code::q8_0,   Code::q2_k,  Code::q3_k, Code::q4_k, Code::q5_k,
                                  Code::q6_k, Code::iq4_nl, Code::iq4_xs, Code::tq2_0, Code::tq1_0};
 
 // f.operator()<code>() of one of them.

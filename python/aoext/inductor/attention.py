@@ -10,7 +10,7 @@ others the queries of a group are, of one token, as many rows of one head::
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch.fx import Graph, Node
 
@@ -50,9 +50,9 @@ def group(graph: Graph) -> int:
 
 
 def _grouped(graph: Graph, node: Node, attention: _Attention) -> bool:
-    query, key, value = node.args[:3]
-    repeats = [_repetition(each) for each in (key, value)]
-    if None in repeats or not _gives_its_result_alone(node):
+    query, key, value = (cast(Node, each) for each in node.args[:3])
+    repeats = [each for each in map(_repetition, (key, value)) if each is not None]
+    if len(repeats) < 2 or not _gives_its_result_alone(node):
         return False
     keys, values = (fx.known(each) for each in repeats)
     batch, heads, group_size = keys.shape[:3]
@@ -61,37 +61,34 @@ def _grouped(graph: Graph, node: Node, attention: _Attention) -> bool:
         return False
     if fx.known(query).shape[:2] != (batch, heads * group_size):
         return False
-    if attention.shares:
-        with graph.inserting_before(node):
-            unrepeated = [
-                fx.call(graph, aten.squeeze.dim, each.args[0], 2) for each in repeats if each is not None
-            ]
-        node.args = (query, *unrepeated, *node.args[3:])
-        for each in (key, value):
-            if not each.users:
-                fx.erase(each)
-        return True
-    if not _is_of_one_token(node, attention):
-        return False
+    with graph.inserting_before(node):
+        if attention.shares:
+            node.args = (query, *(_unrepeated(graph, each) for each in repeats), *node.args[3:])
+            for each in {key, value}:
+                if not each.users:
+                    fx.erase(each)
+            return True
+        return _is_of_one_token(node, attention) and _by_rows(graph, node, attention, repeats, sizes)
+
+
+def _by_rows(graph: Graph, node: Node, attention: _Attention, repeats: list[Node], sizes: list[int]) -> bool:
+    """Make queries [B, H, 1, D] rows, of `sizes`, of the heads that keys have; False where a mask forbids."""
     mask = _mask_of(node, attention)
     if mask is not None and not _is_of_all_heads(mask):
         return False
     (item,) = node.users
-    with graph.inserting_before(node):
-        args, kwargs = list(node.args), dict(node.kwargs)
-        args[0] = fx.call(graph, aten.reshape.default, query, sizes)
-        args[1:3] = [
-            fx.call(graph, aten.squeeze.dim, each.args[0], 2) for each in repeats if each is not None
-        ]
-        if mask is not None:
-            kwargs.pop(attention.mask, None)
-            for_rows = fx.call(graph, aten.expand.default, _source(mask), [*sizes[:3], -1])
-            if attention.mask_at is None:
-                kwargs[attention.mask] = for_rows
-            else:
-                args[attention.mask_at] = for_rows
-        result = fx.call(graph, operator.getitem, fx.call(graph, node.target, *args, **kwargs), 0)
-        fx.replace(item, fx.call(graph, aten.reshape.default, result, list(fx.known(item).shape)))
+    args, kwargs = list(node.args), dict(node.kwargs)
+    args[0] = fx.call(graph, aten.reshape.default, node.args[0], sizes)
+    args[1:3] = [_unrepeated(graph, each) for each in repeats]
+    if mask is not None:
+        kwargs.pop(attention.mask, None)
+        for_rows = fx.call(graph, aten.expand.default, _source(mask), [*sizes[:3], -1])
+        if attention.mask_at is None:
+            kwargs[attention.mask] = for_rows
+        else:
+            args[attention.mask_at] = for_rows
+    result = fx.call(graph, operator.getitem, fx.call(graph, node.target, *args, **kwargs), 0)
+    fx.replace(item, fx.call(graph, aten.reshape.default, result, list(fx.known(item).shape)))
     fx.erase(node)  # which fx leaves where it is, since dropout is random
     return True
 
@@ -121,6 +118,11 @@ def _repetition(node: Any) -> Node | None:
     if len(shape) != 5 or len(source) != 5 or not fx.same(source[2], 1):
         return None
     return node if all(fx.same(shape[dim], source[dim]) for dim in (0, 1, 3, 4)) else None
+
+
+def _unrepeated(graph: Graph, repeat: Node) -> Node:
+    """What a repetition [B, H/G, G, L, D] repeats, [B, H/G, L, D]."""
+    return fx.call(graph, aten.squeeze.dim, repeat.args[0], 2)
 
 
 def _mask_of(node: Node, attention: _Attention) -> Any:

@@ -30,7 +30,7 @@ class Options:
     fuse_quantization: bool = True
     # attention reads keys and values that heads share without repeating them
     group_queries: bool = True
-    # on CUDA the largest of few columns are the first of a sort, which Inductor's code does with what is around
+    # on CUDA the largest of few columns are the first of a sort, which Inductor fuses with what is around
     top_by_sort: bool = True
     # writes into quantised weights are counted for autograd
     count_writes: bool = True

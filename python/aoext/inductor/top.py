@@ -1,7 +1,7 @@
 """The largest of few columns, which routers of experts ask for: the first columns of a sort.
 
-PyTorch finds them by two kernels, which nothing is fused with. Inductor has code of its own for a sort of up to
-512 columns, and puts the softmax before it and the sum behind it into the same kernel.
+PyTorch finds them by two kernels, which nothing is fused with. Inductor has code of its own for a sort of up
+to 512 columns, and puts the softmax before it and the sum behind it into the same kernel.
 """
 
 from __future__ import annotations
