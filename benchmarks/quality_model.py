@@ -79,7 +79,7 @@ def load() -> tuple[nn.Module, object]:
     file = next(folder.glob("*.gguf")).name
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
     plain = type(model)(model.config)  # one that does not say that it is quantised
-    del plain.config.quantization_config
+    plain.config.__dict__.pop("quantization_config", None)  # some releases of transformers have it
     plain.load_state_dict(model.state_dict())
     plain.tie_weights()
     return plain, AutoTokenizer.from_pretrained(folder, gguf_file=file)
