@@ -42,9 +42,16 @@ def config_of(text: str) -> QuantizationConfig:
 
 
 def form_of(config: QuantizationConfig, weight: Tensor) -> QuantizedTensor:
-    """What a config makes of a weight, without values, under torch.compile's modes too; scales are floats."""
-    with _disable_current_modes():
-        return with_float_scales(config.form(weight))
+    """What a config makes of a weight, without values; scales are floats."""
+    if all(isinstance(size, int) for size in weight.shape):
+        return _form_of(config, tuple(weight.shape), weight.dtype)
+    return _form_of.__wrapped__(config, weight.shape, weight.dtype)
+
+
+@functools.lru_cache(1024)  # PyTorch takes milliseconds to quantise without values, which each step asks for
+def _form_of(config: QuantizationConfig, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedTensor:
+    with _disable_current_modes():  # torch.compile's
+        return with_float_scales(config.form(torch.empty(shape, dtype=dtype, device="meta")))
 
 
 def quantized(weight: Tensor, scheme: Scheme) -> QuantizedTensor:
