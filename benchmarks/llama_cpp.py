@@ -166,6 +166,12 @@ def quantised(folder: Path, plain: Path, kind: str) -> Path:
     help="A GGUF file, measured by both instead of the random model. Can be repeated.",
 )
 @click.option("--size", default="small", type=click.Choice(list(llama_models.SIZES)))
+@click.option(
+    "--dtype",
+    default="bfloat16",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="Of activations in transformers: float32 for CPUs without instructions for bfloat16.",
+)
 @click.option("--prompt", default=512)
 @click.option("--steps", default=32)
 @click.option("--rounds", default=2, help="How often all come in turn.")
@@ -176,6 +182,7 @@ def main(
     schemes: tuple[str, ...],
     given: tuple[Path, ...],
     size: str,
+    dtype: str,
     prompt: int,
     steps: int,
     rounds: int,
@@ -183,6 +190,7 @@ def main(
 ) -> None:
     """Tokens a second, the best of all rounds."""
     torch.set_num_threads(threads)
+    floats = getattr(torch, dtype)
     results: dict[str, dict[str, float]] = {}
 
     def keep(name: str, measured: dict[str, float]) -> None:
@@ -196,12 +204,12 @@ def main(
             write_gguf(plain, size, 0)
             files = {kind: quantised(folder, plain, kind) for kind in types}
             models = {
-                name: llama_models.make(size, SCHEMES[name], torch.device("cpu"), torch.bfloat16, 0)
+                name: llama_models.make(size, SCHEMES[name], torch.device("cpu"), floats, 0)
                 for name in schemes
             }
         for name, file in files.items():
-            models[name] = aoext.load_gguf(file)
-            models[f"{name} by int8"] = aoext.load_gguf(file, activation=torch.int8)
+            models[name] = aoext.load_gguf(file, dtype=floats)
+            models[f"{name} by int8"] = aoext.load_gguf(file, dtype=floats, activation=torch.int8)
         for _ in range(rounds):
             for name, file in files.items():
                 keep(f"llama.cpp {name}", by_llama_cpp(folder, file, prompt, steps, threads))
