@@ -6,6 +6,8 @@
 namespace aoext::cpu {
 namespace {
 
+constexpr bool kOneStream = false;
+
 inline int8x16_t load_i8(const int8_t* p) { return load<int8x16_t>(p); }
 
 struct RowsAsI8 {

@@ -1,5 +1,6 @@
 // int8 by int8 for few rows of x, exact: bytes as they lie, where a block would be written and read for few products. An
-// instruction set brings 16 bytes as MultiplyI8 takes them (gemm_i8_*.inc.h): load_i8.
+// instruction set brings 16 bytes as MultiplyI8 takes them (gemm_i8_*.inc.h), load_i8, and says whether one row of x takes the
+// weights as one stream, kOneStream: rows side by side are short ones, of which the hardware fetches less ahead.
 #pragma once
 
 #include "cpu/kernels/gemm.inc.h"
@@ -38,7 +39,8 @@ void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, i
           for (int64_t k = done; k < K; ++k) out[m][i] += x[(first + m) * K + k] * w[(n + i) * K + k];
     };
     int64_t n = 0;
-    for (; n + kNR <= N; n += kNR) take(Rows<kNR>(), n);
+    if constexpr (kCount > 1 || !kOneStream)
+      for (; n + kNR <= N; n += kNR) take(Rows<kNR>(), n);
     for (; n < N; ++n) take(Rows<1>(), n);
   });
 }

@@ -6,6 +6,8 @@
 namespace aoext::cpu {
 namespace {
 
+constexpr bool kOneStream = true;
+
 inline __m256i load_i8(const int8_t* p) { return _mm256_cvtepi8_epi16(load<__m128i>(p)); }
 
 }  // namespace
