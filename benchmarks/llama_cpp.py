@@ -170,7 +170,7 @@ def quantised(folder: Path, plain: Path, kind: str) -> Path:
     "--dtype",
     default="bfloat16",
     type=click.Choice(["bfloat16", "float16", "float32"]),
-    help="Of activations in transformers: float32 for CPUs without instructions for bfloat16.",
+    help="What activations are in transformers: float32 for CPUs without instructions for bfloat16.",
 )
 @click.option("--prompt", default=512)
 @click.option("--steps", default=32)
