@@ -4,14 +4,13 @@
     python benchmarks/calibration_time.py --size 8b --layers 4 --device cuda --length 2048
 
 Weights and tokens are random, on which no algorithm's time depends, and the vocabulary is small: what the
-embedding and the head take is not counted, as calibration leaves both alone. Memory is the GPU's peak with
-the weights of these layers, or on a CPU by how much the process grew.
+embedding and the head take is not counted, as calibration leaves both alone. Memory is the peak meanwhile,
+the GPU's or on a CPU the process's, with the weights of these layers.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import time
 
 import click
@@ -20,36 +19,38 @@ import torch
 import aoext
 import llama_models
 from aoext.configs.schemes import as_config
+from aoext_bench.devices import Device
+from aoext_bench.options import MeasuredDeviceType
 from schemes import Scheme
+from whole_model_run import Peak
 
 VOCABULARY = 1024
 
 
 def measure(
-    size: str, layers: int, algorithm: str, config: aoext.configs.QuantizationConfig, data: list[torch.Tensor]
-) -> dict[str, float]:
-    """Seconds of these layers, and GB of memory."""
-    device = data[0].device
+    size: str,
+    layers: int,
+    algorithm: str,
+    config: aoext.configs.QuantizationConfig,
+    data: list[torch.Tensor],
+    device: Device,
+) -> tuple[float, int | None]:
+    """Seconds of these layers, and the peak of memory in bytes."""
     model = llama_models.make(
         size,
         Scheme("bf16"),
-        device,
+        device.device,
         torch.bfloat16,
         0,
         num_hidden_layers=layers,
         vocab_size=VOCABULARY,
     )
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = Peak(device)
     begin = time.monotonic()
     aoext.calibrate(model, data, config, algorithm=algorithm, samples=len(data))
-    if on_gpu:
+    if device.device.type == "cuda":
         torch.cuda.synchronize()
-    seconds = time.monotonic() - begin
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    return {"seconds": seconds, "GB": (torch.cuda.max_memory_allocated() if on_gpu else grown) / 1e9}
+    return time.monotonic() - begin, peak.bytes()
 
 
 @click.command()
@@ -60,7 +61,7 @@ def measure(
 @click.option("--group-size", default=128, show_default=True)
 @click.option("--samples", default=128, show_default=True)
 @click.option("--length", default=512, show_default=True, help="Tokens of a sample.")
-@click.option("--device", default="cpu", show_default=True)
+@click.option("--device", type=MeasuredDeviceType(), default="cpu", show_default=True)
 def main(
     size: str,
     layers: int,
@@ -69,14 +70,14 @@ def main(
     group_size: int,
     samples: int,
     length: int,
-    device: str,
+    device: Device,
 ) -> None:
     config = as_config("calibration_time", {"scheme": scheme, "group_size": group_size})
     every = llama_models.SIZES[size]["num_hidden_layers"]
-    data = [torch.randint(VOCABULARY, (1, length), device=device) for _ in range(samples)]
+    data = [torch.randint(VOCABULARY, (1, length), device=device.device) for _ in range(samples)]
     for algorithm in algorithms:
-        found = measure(size, layers, algorithm, config, data)
-        of_layer = found["seconds"] / layers
+        seconds, peak = measure(size, layers, algorithm, config, data, device)
+        of_layer = seconds / layers
         click.echo(
             json.dumps(
                 {
@@ -87,7 +88,7 @@ def main(
                     "seconds_a_layer": round(of_layer, 2),
                     "layers": every,
                     "minutes_of_all": round(of_layer * every / 60, 1),
-                    "GB": round(found["GB"], 2),
+                    "GB": None if peak is None else round(peak / 1e9, 2),
                 }
             )
         )

@@ -27,6 +27,7 @@ from rich.table import Table
 
 import aoext
 import llama_models
+from aoext_bench.bench import DTYPES
 from schemes import SCHEMES
 
 
@@ -169,7 +170,7 @@ def quantised(folder: Path, plain: Path, kind: str) -> Path:
 @click.option(
     "--dtype",
     default="bfloat16",
-    type=click.Choice(["bfloat16", "float16", "float32"]),
+    type=click.Choice(list(DTYPES)),
     help="What activations are in transformers: float32 for CPUs without instructions for bfloat16.",
 )
 @click.option("--prompt", default=512)
@@ -190,7 +191,7 @@ def main(
 ) -> None:
     """Tokens a second, the best of all rounds."""
     torch.set_num_threads(threads)
-    floats = getattr(torch, dtype)
+    floats = DTYPES[dtype]
     results: dict[str, dict[str, float]] = {}
 
     def keep(name: str, measured: dict[str, float]) -> None:
