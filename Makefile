@@ -18,7 +18,7 @@ capabilities = $(if $(CAPABILITIES),--capabilities '$(CAPABILITIES)')
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help tools install demo bench whole-model test test-inductor-xpu test-oldest test-wheel wheel-aarch64 test-aarch64 wheel-windows test-windows check-macos docs sanitize cuda-sanitize wheel check-libsycl isa isa-inductor arm-loops ptxas lint format clean
+.PHONY: help tools install demo bench whole-model test test-inductor-xpu test-oldest test-wheel wheel-aarch64 test-aarch64 wheel-windows test-windows check-macos check-cuda docs sanitize cuda-sanitize wheel check-libsycl isa isa-inductor arm-loops ptxas lint format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 19
@@ -82,6 +82,9 @@ test-windows: wheel-windows ## Test that wheel under Wine with each instruction 
 
 check-macos: tools ## Compile and link the library for macOS on Apple's processors; nothing here runs it
 	$(BIN)/python tools/macos.py
+
+check-cuda: install ## Look for errors in the sources for NVIDIA GPUs by nvcc, which generates no code
+	bash tools/check_cuda.sh $(BIN)/python
 
 docs: install ## Build the documents as a site in out/site, links checked
 	$(BIN)/python tools/site.py

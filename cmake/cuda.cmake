@@ -35,6 +35,8 @@ else()
   list(REMOVE_DUPLICATES architectures)
 endif()
 message(STATUS "aoext: CUDA kernels for ${architectures}")
+# All that is compiled for these GPUs, not linked: `make check-cuda`.
+add_custom_target(aoext_cuda_objects)
 
 # aoext_cuda_kernels(name architectures sources…): object code for these architectures.
 function(aoext_cuda_kernels name architectures)
@@ -43,6 +45,7 @@ function(aoext_cuda_kernels name architectures)
   target_include_directories(${name} PRIVATE csrc)
   target_compile_options(${name} PRIVATE -Xcompiler=-Wall,-fstack-protector-strong,-ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
   target_sources(aoext PRIVATE $<TARGET_OBJECTS:${name}>)
+  add_dependencies(aoext_cuda_objects ${name})
 endfunction()
 
 # Code for 90a runs on compute capability 9.0 alone; it is compiled always, since the choice of kernels refers to it. The kernels
@@ -80,6 +83,7 @@ foreach(part IN ITEMS aoext_cuda_host_int4pack aoext_cuda_host)
   add_library(${part} OBJECT)
   target_include_directories(${part} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   target_sources(aoext PRIVATE $<TARGET_OBJECTS:${part}>)
+  add_dependencies(aoext_cuda_objects ${part})
 endforeach()
 target_sources(aoext_cuda_host PRIVATE ${sources})
 target_link_libraries(aoext_cuda_host PRIVATE aoext_torch)

@@ -97,6 +97,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     selection.longest_first(items)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Processes of a run ask nobody how often a test died: pytest-rerunfailures asks the first of them before
+    each test, which takes 20 ms. A test that ends its process is reported, and not repeated.
+    """
+    if hasattr(session.config, "workerinput") and hasattr(session.config, "failures_db"):
+        from pytest_rerunfailures import StatusDB  # a wheel's tests do without it
+
+        session.config.failures_db = StatusDB()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Names what `--reruns` repeated: tests that fail with some random numbers, each a fault to be mended."""
     repeated = terminalreporter.stats.get("rerun", [])
