@@ -135,7 +135,8 @@ def _multiply(draw: Draw, weight: QuantizedTensor) -> None:
     if K == 0:
         return
     result = linear(x, weight)
-    if N >= 8:
+    # The bound is of a row's length: a single output, which may cancel, and zeros beside it are held to none.
+    if weight.dequantize().any(dim=1).sum() >= 8:
         assert_close(result, product(x, weight))
     assert torch.equal(x @ weight.t(), result)
     if N:

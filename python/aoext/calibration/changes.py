@@ -60,7 +60,9 @@ def change_block(
     """
     groups = discover(work, targets, passes.each(work))
     dense = [group for group in groups if not group.targets[0].is_of_experts(work)]
-    links = links_of(work, dense, lambda: passes.once(work, 0)) if passes.hidden is not None else {}
+    links: dict[str, tuple[Link | None, Link | None]] = {}
+    if passes.hidden is not None:
+        links = links_of(work, dense, lambda: passes.once(work, 0), passes.hidden[0])
     changed = False
     for step in settings.changes:
         if step == "rotate":
