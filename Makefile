@@ -83,7 +83,7 @@ test-windows: wheel-windows ## Test that wheel under Wine with each instruction 
 check-macos: tools ## Compile and link the library for macOS on Apple's processors; nothing here runs it
 	$(BIN)/python tools/macos.py
 
-check-cuda: install ## Look for errors in the sources for NVIDIA GPUs by nvcc, which generates no code
+check-cuda: tools ## Look for errors in the sources for NVIDIA GPUs by nvcc, which generates no code
 	bash tools/check_cuda.sh $(BIN)/python
 
 docs: install ## Build the documents as a site in out/site, links checked

@@ -98,8 +98,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Processes of a run ask nobody how often a test died: pytest-rerunfailures asks the first of them before
-    each test, which takes 20 ms. A test that ends its process is reported, and not repeated.
+    """Processes of a run ask nobody how often a test died: before each test pytest-rerunfailures asks the
+    one that started them, which takes 20 ms. A test that ends its process is reported, and not repeated.
     """
     if hasattr(session.config, "workerinput") and hasattr(session.config, "failures_db"):
         from pytest_rerunfailures import StatusDB  # a wheel's tests do without it

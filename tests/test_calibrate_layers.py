@@ -156,10 +156,10 @@ def test_blocks_say_which_layer_takes_factors_and_rotations_over(size, generator
     from aoext.calibration.folding import links_of
     from aoext.calibration.inputs import Target, discover
 
-    block = nn.Sequential(Attention(), Mlp())
+    block = nn.Sequential(Attention(), Mlp()).double()
     for parameter in block.parameters():
         parameter.data.add_(randn(generator, *parameter.shape) * 0.2)
-    x = randn(generator, 2, 12, 64) * size
+    x = randn(generator, 2, 12, 64).double() * size
     x[:, 0, 5] = 3000
     config = aoext.Int4WeightOnlyConfig(32)
     names = [name for name, module in block.named_modules() if isinstance(module, nn.Linear)]
@@ -189,4 +189,4 @@ def test_blocks_say_which_layer_takes_factors_and_rotations_over(size, generator
             scaling.scale(scaling.shared(randn(generator, columns).exp()))
             if rotating is not None:
                 rotating.rotate()
-        torch.testing.assert_close(block(x) - x, expected - x, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(block(x) - x, expected - x, rtol=1e-3, atol=1e-4)

@@ -1,7 +1,7 @@
 """tools/ptxas.py: what it reads out of machine code, and that it fails on what it should.
 
 cuobjdump and ptxas are stand-ins that print prepared text; .ci/run has the real ones look at the wheel of
-cu130.
+cu130, in its turn.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext.calibration.blocks import Block
-from aoext.calibration.folding import Link, links_of
+from aoext.calibration.folding import Link, Links, links_of
 from aoext.calibration.inputs import Group, Target, discover
 from aoext.calibration.pipeline import Finished, Passes
 from aoext.calibration.settings import Settings
@@ -60,7 +60,7 @@ def change_block(
     """
     groups = discover(work, targets, passes.each(work))
     dense = [group for group in groups if not group.targets[0].is_of_experts(work)]
-    links: dict[str, tuple[Link | None, Link | None]] = {}
+    links: Links = {}
     if passes.hidden is not None:
         links = links_of(work, dense, lambda: passes.once(work, 0), passes.hidden[0])
     changed = False
@@ -82,9 +82,7 @@ def change_block(
     return changed
 
 
-def _rotate(
-    groups: list[Group], links: dict[str, tuple[Link | None, Link | None]], finished: Finished
-) -> bool:
+def _rotate(groups: list[Group], links: Links, finished: Finished) -> bool:
     changed = False
     for group in groups:
         _, link = links.get(group.targets[0].name, (None, None))
@@ -100,7 +98,7 @@ def _rotate(
 def _scale(
     work: nn.Module,
     groups: list[Group],
-    links: dict[str, tuple[Link | None, Link | None]],
+    links: Links,
     passes: Passes,
     step: str,
     finished: Finished,

@@ -139,6 +139,10 @@ class Link:
                 parameter.data.copy_(data)
 
 
+# By a layer's name: the link that takes its factors, and the one that takes its rotation.
+Links = dict[str, tuple[Link | None, Link | None]]
+
+
 def _weight(module: nn.Module) -> Tensor:
     weight = module._parameters["weight"]
     assert weight is not None
@@ -169,17 +173,15 @@ class _Probe:
         return bool((difference <= tolerance * self.added).float().mean() >= _TOKENS)
 
 
-def links_of(
-    work: nn.Module, groups: list[Group], forward: Callable[[], Tensor], given: Tensor
-) -> dict[str, tuple[Link | None, Link | None]]:
-    """For the first target of each group the links that take factors, and rotations; None where none does.
+def links_of(work: nn.Module, groups: list[Group], forward: Callable[[], Tensor], given: Tensor) -> Links:
+    """The links of each group, by its first target; None where no layer takes a change over.
 
     forward: gives the block's output [..., hidden] for the input `given`
     """
     traffic = Traffic.of(work, forward)
     probe = _Probe(forward, given)
     parents = {child: parent for parent in work.modules() for child in parent.children()}
-    links: dict[str, tuple[Link | None, Link | None]] = {}
+    links: Links = {}
     for group in groups:
         found = list(_candidates(work, group, traffic, parents))
         scaling = next((link for link in found if _takes_factors(link, probe)), None)
