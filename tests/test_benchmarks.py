@@ -230,13 +230,13 @@ def test_merging_shows_what_an_adapter_loses(program, tmp_path):
     output, content = run(module, tmp_path, "--scheme", "int8", "--scheme", "mxfp4", "--steps", "12")
     exact, coarse = content["results"]
     for result in (exact, coarse):
-        bits = result["bits_per_byte"]
+        bits = result["bits_per_token"]
         assert list(bits) == list(module.COLUMNS)
         assert result["scheme"] in output
         assert bits["adapter apart"] < bits["before"]
         assert bits["dequantised, merged"] == pytest.approx(bits["adapter apart"], abs=1e-3)
     assert exact["survives"] > 0.9 > 0.7 > coarse["survives"]
-    assert coarse["bits_per_byte"]["merged"] > coarse["bits_per_byte"]["adapter apart"]
+    assert coarse["bits_per_token"]["merged"] > coarse["bits_per_token"]["adapter apart"]
 
 
 def test_quantisers_are_judged_on_the_same_text(program, tmp_path, generator):

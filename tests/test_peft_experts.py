@@ -168,9 +168,13 @@ def test_adapters_are_files_that_plain_experts_take_and_give(tmp_path, generator
         wanted = ours(IDS).logits
         assert relative(theirs(IDS).logits, wanted) < 1e-4
         theirs.save_pretrained(tmp_path / "theirs")
+        trained = {name: factor.clone() for name, factor in adapters(ours).items()}
         empty = ours.unload()
         again = peft.PeftModel.from_pretrained(empty, tmp_path / "theirs", low_cpu_mem_usage=True).eval()
-        assert torch.equal(again(IDS).logits, wanted)
+        assert relative(again(IDS).logits, wanted) < 1e-6  # a product's last bit hangs on where a file lies
+    for name, factor in adapters(again).items():
+        assert torch.equal(factor, trained.pop(name))
+    assert not trained
     assert {p.shape[0] for n, p in adapters(again).items() if "lora_A" in n} == {4 * 8, 8 * 8}
 
 

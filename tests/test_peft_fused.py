@@ -207,3 +207,24 @@ def test_checkpointing_leaves_out_the_last_product(device, reentrant, monkeypatc
     alike({name.removeprefix("inner."): t for name, t in ours.items()}, wanted, 1e-6)
     assert len(products) == (4 if reentrant else 3)
     assert products.count(OUT) == (2 if reentrant else 1)
+
+
+def test_a_weight_that_was_overwritten_meanwhile_is_refused(device):
+    model = adapted("int8", device)
+    result = model(torch.randn(5, HIDDEN, device=device))
+    weight = model.base_model.model.up.base_layer.weight
+    weight.copy_(torch.randn(weight.shape, device=device))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: a Int8Tensor"):
+        result.sum().backward()
+
+
+def test_the_result_may_be_written_into(device, monkeypatch):
+    model = adapted("int8", device)
+    stir(model)
+
+    class Written(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return model.base_model.model.up(x).mul_(2).relu_()
+
+    written, x = Written(), torch.randn(5, HIDDEN, device=device)
+    alike(run(written, x), run(written, x, monkeypatch), 1e-5)

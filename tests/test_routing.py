@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import aoext
+from aoext.models.routing import routed as moved
 from aoext.reference import routed, sorted_by_expert
 
 
@@ -101,3 +102,30 @@ def test_a_compiled_graph_takes_other_numbers_of_tokens(device, generator):
         order, place, ends = sorted_by_expert(expert, 8)
         expected = [i // 2 for i in order], [i + 1 for i in place], [end + 1 for end in ends]
         assert tuple(part.tolist() for part in f(expert)) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_of_tokens_and_of_their_gradients(dtype, device, generator):
+    """Rows that are moved by a known permutation have the gradients of what moves them one by one."""
+    T, k, E = 7, 3, 4
+    x = torch.randn(T, 6, generator=generator, dtype=dtype).to(device).requires_grad_()
+    expert = routed(T, k, E, generator).to(device)
+    share = torch.rand(T, k, generator=generator, dtype=dtype).to(device)
+    matrix = torch.randn(6, 6, generator=generator, dtype=dtype).to(device)
+    order, place, ends = torch.ops.ao.sort_by_expert(expert, E)
+
+    def run(rows, offsets):
+        inside = torch.arange(len(rows), device=device) < offsets[-1]
+        return (rows @ matrix).tanh() * inside.unsqueeze(1)
+
+    def plainly(x):
+        rows = run(x[order // k], ends)
+        return torch.einsum("tk,tkn->tn", share, rows[place].view(T, k, -1))
+
+    found = []
+    for function in (lambda x: moved(x, expert, share, E, run), plainly):
+        y = function(x)
+        (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        found.append((y, grad, *torch.autograd.grad(grad.square().sum(), x)))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other)

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 import aoext
 from aoext import serialization
 from aoext.reference import assert_close, randn
-from aoext.tensors import BlockwiseTensor, Int4Tensor
+from aoext.tensors import BlockwiseTensor, Int4Tensor, Int8Tensor
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, largest_loss, product, same
 from models import contents
 
@@ -251,3 +251,11 @@ def test_one_expert_at_a_time_is_plain(generator, monkeypatch):
     for format in ALL:
         FORMATS[format](plain)
     assert 0 < largest <= N * K
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
+def test_experts_whose_memory_is_gone_are_refused(dtype, device):
+    weight = torch.zeros(4, 16, 16, dtype=dtype, device=device)
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"must have memory, got .* with freed storage"):
+        Int8Tensor.from_hp(weight)

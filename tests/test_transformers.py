@@ -242,9 +242,9 @@ def test_files_of_save_model_beside_a_config_that_does_not_know_of_them(tmp_path
 def test_a_compiled_model_generates_with_a_static_cache(tmp_path):
     llama().save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, quantization_config=AoextConfig("int8")
+        tmp_path, quantization_config=AoextConfig("int8"), dtype=torch.float32
     )
-    options = {"max_new_tokens": 6, "do_sample": False}
+    options = {"max_new_tokens": 6, "do_sample": False}  # whose choices in bfloat16 hang on rounding
     eager = model.generate(IDS, **options)
     assert torch.equal(model.generate(IDS, cache_implementation="static", **options), eager)
 

@@ -20,7 +20,7 @@ using namespace quantize;
 constexpr int kWarp = 32, kThreads = 256, kRowsEach = 4;
 constexpr int kAcross = 8, kDown = kThreads / kAcross;  // threads of a tile along m and along k
 constexpr int kTileK = kDown * kRowsEach;
-constexpr int kMaxRows = 64;  // of x that a thread goes through for the largest magnitudes
+constexpr int kMaxRows = 64, kRowsAtOnce = 8;  // of x that a thread goes through for the largest magnitudes
 static_assert(kTileK == kTransposedBlock);
 
 template <class T>
@@ -69,31 +69,46 @@ __device__ __forceinline__ void of_tile(const Tile<T>& tile, uint32_t (&absmax)[
     for (int warp = 0; warp < kThreads / kWarp; ++warp) absmax[j] = max(absmax[j], partial[warp][across * kPiece<T> + j]);
 }
 
+// The larger of the magnitudes `a` and those of the elements in a word of a piece.
+template <class T>
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t word) {
+  if constexpr (sizeof(T) == 4)
+    return max(a, word & 0x7fffffff);
+  else
+    return __vmaxu2(a, word & 0x7fff7fff);
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) column_absmax(const __grid_constant__ QuantizeTransposed p) {
-  __shared__ uint32_t partial[kDown][kAcross * kPiece<T>];
+  constexpr int kWords = sizeof(Piece<T, kPiece<T>>) / 4, kOfWord = kPiece<T> / kWords;
+  __shared__ uint32_t partial[kDown][kAcross * kWords];
   const int across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
   const int64_t m = (static_cast<int64_t>(blockIdx.x) * kAcross + across) * kPiece<T>;
   const int64_t first = static_cast<int64_t>(blockIdx.y) * (kDown * kMaxRows) + down;
-  uint32_t absmax[kPiece<T>] = {};
-  if (m < p.M) {
-#pragma unroll 4
-    for (int i = 0; i < kMaxRows; ++i) {
-      const int64_t k = first + i * kDown;
-      if (k >= p.K) break;
-      const auto piece = load_piece<T, kPiece<T>>(static_cast<const T*>(p.x) + k * p.pitch + m, 0);
+  uint32_t absmax[kWords] = {};
+  for (int begin = 0; begin < kMaxRows && first + begin * kDown < p.K && m < p.M; begin += kRowsAtOnce) {
+    Piece<T, kPiece<T>> rows[kRowsAtOnce];  // all asked for before the first is looked at
 #pragma unroll
-      for (int j = 0; j < kPiece<T>; ++j) absmax[j] = max(absmax[j], magnitude(element<T>(piece.w, j)));
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      const int64_t k = first + (begin + i) * kDown;
+      rows[i] = k < p.K ? load_piece<T, kPiece<T>>(static_cast<const T*>(p.x) + k * p.pitch + m, 0) : Piece<T, kPiece<T>>{};
     }
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i)
+#pragma unroll
+      for (int j = 0; j < kWords; ++j) absmax[j] = larger<T>(absmax[j], rows[i].w[j]);
   }
 #pragma unroll
-  for (int j = 0; j < kPiece<T>; ++j) partial[down][across * kPiece<T> + j] = absmax[j];
+  for (int j = 0; j < kWords; ++j) partial[down][across * kWords + j] = absmax[j];
   __syncthreads();
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kAcross * kPiece<T> + threadIdx.x;
-  if (threadIdx.x >= kAcross * kPiece<T> || column >= p.M) return;
-  uint32_t all = 0;
-  for (int i = 0; i < kDown; ++i) all = max(all, partial[i][threadIdx.x]);
-  atomicMax(p.absmax + column, all);
+  if (threadIdx.x >= kAcross * kWords) return;
+  uint32_t all[1] = {};
+  for (int i = 0; i < kDown; ++i) all[0] = larger<T>(all[0], partial[i][threadIdx.x]);
+#pragma unroll
+  for (int j = 0; j < kOfWord; ++j) {
+    const int64_t column = (static_cast<int64_t>(blockIdx.x) * kAcross * kWords + threadIdx.x) * kOfWord + j;
+    if (column < p.M) atomicMax(p.absmax + column, magnitude(element<T>(all, j)));
+  }
 }
 
 template <class T, Element kOutput, bool kRows>

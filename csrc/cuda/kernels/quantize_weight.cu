@@ -147,9 +147,9 @@ __device__ __forceinline__ auto codes_of(const Block& b, const Piece<T, kCount>&
   return decltype(encode<T, kCode, kCount, true>(b, piece, look)){};
 }
 
-// Blocks [1, 16 · 2^lanes_log2].
+// Blocks [1, 16 · 2^lanes_log2]. The registers of three or four blocks of threads to a multiprocessor suffice.
 template <class T, Element kCode>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kCode == Element::lut4 ? 3 : 4)
     quantize_groups(const __grid_constant__ QuantizeWeight p, int lanes_log2, uint32_t tiles_of_row) {
   __shared__ Table table;
   __shared__ float scales[kCode == Element::int4 ? 2 : 1][kThreads * kUnits];
@@ -300,10 +300,11 @@ __global__ void __launch_bounds__(kThreads, 4) survey(const __grid_constant__ Qu
   const bool is_int4 = kCode == Element::int4;
   if (is_int4 && p.symmetric < 0) {
     const int64_t zeros = p.N * (p.K / p.block_k);
-    for (int64_t i = first; i < zeros; i += threads) {
-      if (load_float(p.zero_point, i, p.scale_type) != 0) status->asymmetric = 1;
-      if (status->asymmetric != 0) break;
-    }
+    bool found = false;
+    for (int64_t i = first; i < zeros && !found; i += threads)
+      found = load_float(p.zero_point, i, p.scale_type) != 0 || status->asymmetric != 0;
+    // One thread of a block writes: writes of all of them to one place wait for each other.
+    if (__syncthreads_or(found) && threadIdx.x == 0) status->asymmetric = 1;
   }
   if (!p.keep && !reads_all) return;
   const uint32_t of_row = static_cast<uint32_t>(p.K / kCount);

@@ -270,13 +270,16 @@ __device__ __forceinline__ auto encode(const Block& b, const Piece<T, kCount>& p
     for (int i = 0; i < kCount; ++i) {
       const float x = element<T>(piece.w, i);
       if constexpr (kModerate) {
-        const float r = __fadd_rn(divided(__fsub_rn(x, b.low)), kMagic);
-        codes[i] = __float_as_uint(asymmetric ? r : fminf(r, kMagic + 7));
+        codes[i] = __float_as_uint(__fadd_rn(divided(__fsub_rn(x, b.low)), kMagic));
       } else {
         const float step = __fmul_rn(b.divisor, b.lift), low = __fmul_rn(b.low, b.lift);
         const float q = __fdiv_rn(__fsub_rn(__fmul_rn(x, b.lift), low), step);
         codes[i] = __float_as_uint(__fadd_rn(asymmetric ? fminf(fmaxf(q, 0), 15) : fminf(fmaxf(q, -8), 7), kMagic));
       }
+    }
+    if (kModerate && !asymmetric) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) codes[i] = __float_as_uint(fminf(__uint_as_float(codes[i]), kMagic + 7));
     }
     word.w[0] = b.is_flat ? 0 : nibbles<kCount>(codes) ^ (asymmetric ? 0x88888888u : 0);
     return word;
@@ -311,6 +314,7 @@ __device__ __forceinline__ auto encode(const Block& b, const Piece<T, kCount>& p
           codes[i] = v[i] > __uint_as_float(cell.x) ? cell.y >> 8 : cell.y;
         } else {
           int place = 0;
+#pragma unroll 1  // tables of this kind are rare, and code that is not run still has to be read past
           for (int j = 0; j < 15; ++j) {
             const float border = look.table->borders[j];
             const int tie = look.table->ties[j];

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from aoext.models import routing
 from aoext.models.adapted import quantized
 from aoext.models.experts import IMPLEMENTATION, are_transposed
-from aoext.operators.experts import expert_of_row, times
+from aoext.operators.experts import bias_of_rows, times
 from aoext.qat.layers import expert_product
 from aoext.tensors.products import linear
 
@@ -109,7 +108,7 @@ def _product(rows: Tensor, weight: Any, bias: Tensor | None, offsets: Tensor, tr
     product = times(rows.to(weight.dtype), weight if transposed else weight.mT, offsets)
     if bias is None:
         return product
-    return product + pad(bias, (0, 0, 0, 1))[expert_of_row(offsets, rows.shape[0])]
+    return product + bias_of_rows(bias, rows, offsets)
 
 
 def _activated(self: Any, rows: Tensor, up_name: str) -> Tensor:

@@ -30,10 +30,11 @@ def fused(forward: Method) -> Method:
     @functools.wraps(forward)
     def adapted(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling() and not args and not kwargs:
-            base = self.base_layer
+            base = self._modules["base_layer"]
             weight = quantized_weight(base) if isinstance(base, nn.Linear) else None
             if weight is not None and _takes(weight, x) and _is_called_plainly(base):
-                input = cast_by_autocast("linear", x, weight)
+                plain = x.dtype is weight.activation_dtype and not torch._C._is_any_autocast_enabled()
+                input = x if plain else cast_by_autocast("linear", x, weight)
                 adapters = _adapters(self, input.dtype)
                 if adapters:
                     return adapted_linear(input, weight, base.bias, adapters)
@@ -57,36 +58,42 @@ def _adapters(layer: Any, dtype: torch.dtype) -> list[Adapter] | None:
     """The active adapters of a layer whose products are in `dtype`; None if one of them is not plain LoRA."""
     if layer.disable_adapters or layer.merged or modules._has_any_global_hook():
         return None
+    # What a module holds, read where it lies: asking the module for each costs as much as a product.
+    parts = layer._modules
+    all_a, all_b, dropouts = (parts[name]._modules for name in ("lora_A", "lora_B", "lora_dropout"))
     adapters = []
     for name in layer.active_adapters:
-        if name not in layer.lora_A:
+        if name not in all_a:
             continue
-        a, b, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
-        scale = layer.scaling[name]
+        dropout, scale = dropouts[name], layer.scaling[name]
+        a, b = _factor(all_a[name], dtype), _factor(all_b[name], dtype)
         if (
-            name in layer.lora_variant
+            a is None
+            or b is None
+            or name in layer.lora_variant
             or not isinstance(scale, (int, float))
             or not (isinstance(dropout, nn.Identity) or not dropout.training)
-            or not all(_is_factor(factor, dtype) for factor in (a, b))
         ):
             return None
-        adapters.append(Adapter(a.weight, b.weight, scale))
+        adapters.append(Adapter(a, b, scale))
     return adapters
 
 
-def _is_factor(layer: Any, dtype: torch.dtype) -> bool:
-    """Whether a layer is no more than a factor for activations in `dtype`.
+def _factor(layer: Any, dtype: torch.dtype) -> Tensor | None:
+    """The weight of a layer that is no more than a factor for activations in `dtype`; None for others.
 
     bfloat16 multiplies by parameters in float32 as under autocast; float16, whose range they may leave, does
     not.
     """
-    weight = layer.weight
-    return (
+    parameters = layer._parameters
+    weight = parameters.get("weight")
+    takes = (
         _is_called_plainly(layer)
-        and layer.bias is None
+        and parameters["bias"] is None
         and type(weight) in (nn.Parameter, Tensor)
         and (weight.dtype is dtype or (dtype is torch.bfloat16 and weight.dtype is torch.float32))
     )
+    return weight if takes else None
 
 
 def _is_called_plainly(layer: nn.Module) -> bool:

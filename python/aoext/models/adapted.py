@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aoext.operators.experts import times
 from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.low_rank_experts import adapted_experts, added, takes
 from aoext.tensors.products import linear
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """What is added to a weight [E, A, B], or to one expert's [A, B]: scale · left · right.
 
     left: [E, A, r] or [A, r]; right: [E, r, B] or [r, B]
@@ -34,12 +33,6 @@ class Change:
     def dense(self) -> Tensor:
         """As a plain tensor of float32."""
         return self.scale * (self.left.float() @ self.right.float())
-
-    def added_to(self, product: Tensor, rows: Tensor, transposed: bool, offsets: Tensor | None) -> Tensor:
-        """`product` of rows and the weight, with what this adds; else as AdaptedWeight.times."""
-        first, second = (self.left, self.right) if transposed else (self.right.mT, self.left.mT)
-        low = times(rows.to(product.dtype), first.to(product.dtype), offsets)
-        return product + times(low * self.scale, second.to(product.dtype), offsets)
 
 
 @dataclass(frozen=True)
@@ -76,13 +69,15 @@ class AdaptedWeight:
 
         offsets: where the rows of each expert end; None beside one expert's weight
         """
+        if offsets is not None and takes(rows, self.weight, self.changes):
+            return adapted_experts(rows, self.weight, bias, transposed, offsets, self.changes)
         return self._changed(linear(rows, self.weight, bias, transposed, offsets), rows, transposed, offsets)
 
     def _changed(
         self, product: Tensor, rows: Tensor, transposed: bool, offsets: Tensor | None = None
     ) -> Tensor:
         for change in self.changes:
-            product = change.added_to(product, rows, transposed, offsets)
+            product = added(product, rows, change, transposed, offsets)
         return product
 
     @classmethod

@@ -97,7 +97,7 @@ def _write(place: Tensor, given: Tensor) -> list[Tensor]:
     """Writes a tensor; flags that are set where it was not finite, where that is still to be asked."""
     if place.shape != given.shape:
         raise ValueError(f"it must be {list(place.shape)}, got {describe(given)}")
-    target, source = own_part(place).detach(), own_part(_as_sharded(given, place)).detach()
+    target, source = own_part(place), own_part(_as_sharded(given, place))
     if not isinstance(target, QuantizedTensor) or isinstance(source, QuantizedTensor) or target.trains:
         target.copy_(source)
     elif (told := in_place.write(target, source)) is not None:

@@ -61,7 +61,7 @@ class ByExpert(OneWeight):
         product = times_quantized(input, parts["offsets"], True, *map(parts.get, _OPERANDS))
         if bias is None:
             return product
-        return product + pad(bias, (0, 0, 0, 1))[expert_of_row(parts["offsets"], input.shape[0])]
+        return product + bias_of_rows(bias, input, parts["offsets"])
 
     def input_grad(self, grad: Tensor, dequantized: Callable[..., Tensor], parts: Parts) -> Tensor:
         return times_quantized(grad, parts["offsets"], False, *map(parts.get, _OPERANDS))
@@ -81,6 +81,13 @@ def expert_of_row(offsets: Tensor, rows: int) -> Tensor:
     """The expert of each row, as many as there are experts behind the last offset."""
     at = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
     return torch.searchsorted(offsets, at, right=True)
+
+
+def bias_of_rows(bias: Tensor, rows: Tensor, offsets: Tensor | None) -> Tensor:
+    """A bias [N] as it is; of experts, [E, N], that of each row's, and zeros for rows without one."""
+    if offsets is None:
+        return bias
+    return pad(bias, (0, 0, 0, 1))[expert_of_row(offsets, rows.shape[0])]
 
 
 def times(rows: Tensor, weight: Tensor, offsets: Tensor | None) -> Tensor:
@@ -183,6 +190,41 @@ def weights_grad_by_library(rows: Tensor, offsets: Tensor, grad: Tensor) -> Tens
     ends, _ = _ends_of(offsets, rows.shape[0])
     without_rows = torch.diff(pad(ends, (1, 0))) == 0
     return torch._grouped_mm(rows.mT, grad, ends).masked_fill_(without_rows.view(-1, 1, 1), 0)
+
+
+class Groups:
+    """The groups that offsets make of rows, for several products with thin weights in eager code."""
+
+    def __init__(self, offsets: Tensor, rows: Tensor) -> None:
+        self.offsets = offsets
+        self._library = rows.device.type == "cuda" and _library_takes(rows)
+        if self._library:
+            self._ends, self._nobody = _ends_of(offsets, rows.shape[0])
+            # Rows of zeros, which no expert has, may go to the last one.
+            self._all = self._ends.clone()
+            self._all[-1:].fill_(rows.shape[0])
+
+    def thin(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """rows [T, A] times the weights [E, A, r] of their experts; zeros where a row has no expert."""
+        if self._library and _library_takes(rows, weight):
+            return torch._grouped_mm(rows, weight, self._ends).masked_fill_(self._nobody, 0)
+        return ao._times_experts(rows, self.offsets, weight)
+
+    def wide(self, thin: Tensor, weight: Tensor) -> Tensor:
+        """What `thin` gives, [T, r], times the weights [E, r, B] of the experts."""
+        if self._library and _library_takes(thin, weight):
+            return torch._grouped_mm(thin, weight, self._all)
+        return ao._times_experts(thin, self.offsets, weight)
+
+    def grad(self, rows: Tensor, grad: Tensor) -> Tensor:
+        """The gradient [E, A, B] of weights by which rows [T, A] were multiplied to [T, B]."""
+        if self._library and _library_takes(rows, grad):
+            return torch._grouped_mm(rows.mT, grad, self._ends).masked_fill_(self._without_rows, 0)
+        return ao._experts_grad(rows, self.offsets, grad)
+
+    @functools.cached_property
+    def _without_rows(self) -> Tensor:
+        return torch.diff(pad(self._ends, (1, 0))).view(-1, 1, 1) == 0
 
 
 def _ends_of(offsets: Tensor, rows: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from aoext.operators import batches
 from aoext.operators.batches import vmap_rule
 from aoext.operators.calls import ao, operators
 from aoext.operators.choice import prefers_plain_weight
-from aoext.operators.experts import BY_EXPERT, ONE_WEIGHT, OneWeight
+from aoext.operators.experts import BY_EXPERT, ONE_WEIGHT, OneWeight, times
 from aoext.packing.layouts import tinygemm_to_plain
 
 # The kernels live as long as this object.
@@ -265,6 +265,31 @@ def _register_linear(
     )
 
 
+class _ExpertsGrad(torch.autograd.Function):
+    """ao::_experts_grad, rowsᵀ·grad of each expert, which is linear in both."""
+
+    @staticmethod
+    def forward(rows: Tensor, offsets: Tensor, grad: Tensor) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            return ao._experts_grad(rows, offsets, grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor, None, Tensor]:
+        rows, offsets, grad = ctx.saved_tensors
+        return times(grad, weights.mT, offsets), None, times(rows, weights, offsets)
+
+
+def _experts_grad(rows: Tensor, offsets: Tensor, grad: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and (rows.requires_grad or grad.requires_grad):
+        return _ExpertsGrad.apply(rows, offsets, grad)
+    with torch._C._AutoDispatchBelowAutograd():
+        return ao._experts_grad(rows, offsets, grad)
+
+
 def _positional(overload: Any) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
     """An operator that takes all of its arguments by position, and how those of a call are put in order."""
     schema = overload._schema.arguments
@@ -347,3 +372,4 @@ _register_linear(
     "_times_quantized_experts",
     lambda offsets, transposed, *operands: (offsets, not transposed, *operands),
 )
+_library.impl("_experts_grad", _experts_grad, "Autograd")

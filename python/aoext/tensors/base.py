@@ -301,7 +301,8 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
         if operation is not None:
             with mode_of_views(args[0]):
                 result = operation(*args, **kwargs)
-            if is_copy(result, cls):  # also where PyTorch calls it a view
+            # No view: a weight that was written into, and what is a copy, also where PyTorch calls it a view.
+            if result is args[0] or is_copy(result, cls):
                 return result
             return return_and_correct_aliasing(func, args, kwargs, result)
         # In inference mode composite operations, such as narrow, come whole and not in their parts.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aoext.operators.experts import expert_of_row, times, times_quantized
-from aoext.operators.gradients import times_weight
+from aoext.operators.gradients import in_transform, times_weight
 from aoext.tensors.each_expert import expert_of
 from aoext.tensors.fields import K, N, gathered
 from aoext.tensors.order import as_codes, as_weight
@@ -104,16 +104,22 @@ def linear_backward(weight: QuantizedTensor, grad: Tensor, offsets: Tensor | Non
     """grad [..., N] times the weight, or that of each row's expert: the gradient of linear's input."""
     if exports():  # the graph has no weights but those that are nodes
         return times(grad, weight._dequantize().to(grad.dtype), offsets)
+    if not (torch.compiler.is_compiling() or torch.is_grad_enabled() or in_transform()):
+        return _times(weight, grad, offsets, False)
     names, parts = zip(*weight.named_fields(), strict=True)
 
     def product(rows: Tensor, offsets: Tensor | None, transposed: bool, *parts: Tensor) -> Tensor:
-        own = weight.remade(dict(zip(names, parts, strict=True)))
-        if offsets is not None:
-            return _times_experts(own, rows, offsets, transposed)
-        plain = own._dequantize().to(rows.dtype)
-        return rows @ (plain.mT if transposed else plain)
+        return _times(weight.remade(dict(zip(names, parts, strict=True))), rows, offsets, transposed)
 
     return times_weight(grad, offsets, product, *parts)
+
+
+def _times(weight: QuantizedTensor, rows: Tensor, offsets: Tensor | None, transposed: bool) -> Tensor:
+    """rows [..., N] times the weight or those of their experts, or [..., K] times what is `transposed`."""
+    if offsets is not None:
+        return _times_experts(weight, rows, offsets, transposed)
+    plain = weight._dequantize().to(rows.dtype)
+    return rows @ (plain.mT if transposed else plain)
 
 
 def _times_experts(weight: QuantizedTensor, rows: Tensor, offsets: Tensor, transposed: bool) -> Tensor:

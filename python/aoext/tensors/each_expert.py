@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from aoext.formats.checks import describe, is_dense, is_freed
+
 if TYPE_CHECKING:
     from aoext.tensors.base import QuantizedTensor
 
@@ -31,7 +33,7 @@ def expert_of(weight: Weight, e: int) -> Weight:
 def by_expert(make: Callable[..., Weight], *weights: Any) -> Weight:
     """What `make` gives for weights [N, K]; for weights [E, N, K], what it gives for each expert's, together.
 
-    weights: plain or quantised, of as many experts each; ValueError where there are none
+    weights: plain or quantised, of as many experts each; ValueError where there are none, or no memory
     What experts share is what `make` gives for the first.
     """
     first = weights[0]
@@ -39,6 +41,11 @@ def by_expert(make: Callable[..., Weight], *weights: Any) -> Weight:
         return make(*weights)
     if not len(first):
         raise ValueError(f"a weight of experts must have some, got {list(first.shape)}")
+    for weight in weights:
+        if is_dense(weight) and is_freed(weight):
+            raise ValueError(
+                f"a weight of experts must have memory, got {describe(weight)} with freed storage"
+            )
     return collected((make(*(weight[e] for weight in weights)) for e in range(len(first))), len(first))
 
 

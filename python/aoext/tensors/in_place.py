@@ -19,6 +19,7 @@ from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.each_expert import expert_of, has_experts
 from aoext.tensors.fields import K
 from aoext.tensors.order import as_codes
+from aoext.tensors.outer import counted_versions
 
 # Whose scales stand beside the codes.
 CODES = (Code.INT4, Code.INT8, Code.E4M3, Code.E5M2, Code.LUT4)
@@ -47,9 +48,10 @@ def write(
         return None
     if not is_dense(plain) or is_freed(plain) or not plain.is_floating_point():
         return None
-    plain = plain.detach().to(weight.device)
+    plain = plain.detach().to(weight.qdata.device)
     if has_experts(weight):
-        pairs = [(expert_of(weight, e), plain[e]) for e in range(len(plain))]
+        with counted_versions():
+            pairs = [(expert_of(weight, e), plain[e]) for e in range(len(plain))]
     else:
         pairs = [(weight, plain)]
     return [_write_matrix(own, matrix, keep, check) for own, matrix in pairs]
@@ -95,9 +97,10 @@ def _write_matrix(weight: QuantizedTensor, plain: Tensor, keep: Tolerance | None
 
 def is_served(weight: QuantizedTensor) -> bool:
     """Whether kernels know the weight's form, and it is all of a tensor that is there."""
-    if torch.compiler.is_compiling() or not _has_kernel(weight.device.type):
+    # Fields are asked, not the weight: its answers cost the host a call of Python each.
+    if torch.compiler.is_compiling() or not _has_kernel(weight.qdata.device.type):
         return False
-    if weight.code not in CODES or weight.trains or not weight.numel():
+    if weight.code not in CODES or weight.trains or not weight.qdata.numel():
         return False
     if weight.code != Code.INT4 and weight.zero_point is not None:
         return False

@@ -11,7 +11,7 @@ stops with the last tensor that is saved, and so leaves out the product of a blo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from aoext.operators.choice import prefers_plain_weight
 from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.computing import Direct
+from aoext.tensors.kept import KeptWeight
 from aoext.tensors.products import without_autocast
 
 
@@ -37,22 +39,18 @@ def adapted_linear(
 
     input: in weight's dtype, or in that of autocast
     """
-    *leading, K = input.shape
-    N = weight.shape[0]
-    rows = input.reshape(math.prod(leading), K)
+    leading, N = input.shape[:-1], adapters[0].b.shape[0]
+    rows = input if len(leading) == 1 else input.reshape(math.prod(leading), input.shape[-1])
     factors = [factor for adapter in adapters for factor in adapter[:2]]
     scales = [adapter.scale for adapter in adapters]
-
-    def product() -> Tensor:
-        with without_autocast():
-            return _product(rows, weight, bias, factors, scales)
-
     tensors = [rows, *factors] if bias is None else [rows, *factors, bias]
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
-        result = _Product.apply(_Gradients.apply(rows, weight, bias, scales, *factors), product)
-    else:
-        result = product()
-    return result.view(*leading, N)
+    with without_autocast():
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
+            result = _apply(rows, weight, N, bias, scales, *factors)
+            result.data = _product(rows, weight, bias, factors, scales)
+        else:
+            result = _product(rows, weight, bias, factors, scales)
+    return result if len(leading) == 1 else result.view(*leading, N)
 
 
 def _product(
@@ -63,13 +61,14 @@ def _product(
     scales: Sequence[float],
 ) -> Tensor:
     meets_plainly = weight.input_dtype is None and getattr(weight, "act_pre_scale", None) is None
-    if meets_plainly and prefers_plain_weight(rows, weight.code):
-        plain = weight.dequantize().to(rows.dtype)
-        result = torch.nn.functional.linear(rows, plain, None if bias is None else bias.to(rows.dtype))
-    else:
-        result = weight._linear(rows, bias)
-    for a, b, scale in zip(factors[::2], factors[1::2], scales, strict=True):
-        result.addmm_(rows @ a.to(rows.dtype).t(), b.to(rows.dtype).t(), alpha=scale)
+    with torch._C._AutoDispatchBelowAutograd():
+        if meets_plainly and prefers_plain_weight(rows, weight.code):
+            plain = weight.dequantize().to(rows.dtype)
+            result = torch.nn.functional.linear(rows, plain, None if bias is None else bias.to(rows.dtype))
+        else:
+            result = weight._linear(rows, bias, Direct)
+        for a, b, scale in zip(factors[::2], factors[1::2], scales, strict=True):
+            result.addmm_(rows @ a.to(rows.dtype).t(), b.to(rows.dtype).t(), alpha=scale)
     return result
 
 
@@ -79,29 +78,28 @@ def _scaled(place: Tensor, scale: float, first: Tensor, second: Tensor) -> Tenso
 
 
 class _Gradients(torch.autograd.Function):
-    """Saves what the gradients need, and stands for the product in the graph. It has no values of its own."""
+    """Saves what the gradients need. Its result has no values yet, and takes those of the product."""
 
     @staticmethod
     def forward(
         ctx: Any,
         rows: Tensor,
         weight: QuantizedTensor,
+        N: int,
         bias: Tensor | None,
         scales: Sequence[float],
         *factors: Tensor,
     ) -> Tensor:
-        ctx.names, fields = zip(*weight.named_fields(), strict=True)
-        ctx.remade, ctx.scales = weight.remade, scales
+        ctx.weight, ctx.scales = KeptWeight(weight), scales
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.save_for_backward(rows, *factors, *fields)
-        return rows.new_empty(()).expand(rows.shape[0], weight.shape[0])
+        ctx.save_for_backward(rows, *factors)
+        return rows.new_empty_strided((len(rows), N), (0, 0))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        rows, *others = ctx.saved_tensors  # once: checkpointing lets nobody ask again
-        factors, fields = others[: 2 * len(ctx.scales)], others[2 * len(ctx.scales) :]
-        weight = ctx.remade(dict(zip(ctx.names, fields, strict=True)))
-        wants_rows, _, wants_bias, _, *wanted = ctx.needs_input_grad
+        rows, *factors = ctx.saved_tensors  # once: checkpointing lets nobody ask again
+        weight = ctx.weight.get()
+        wants_rows, _, _, wants_bias, _, *wanted = ctx.needs_input_grad
         with without_autocast():
             rows_grad = weight._linear_backward(grad) if wants_rows else None
             bias_grad = grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if wants_bias else None
@@ -119,16 +117,8 @@ class _Gradients(torch.autograd.Function):
                 if wants_b:
                     b_grad = _scaled(own_b, scale, grad.t(), rows @ own_a.t()).to(b.dtype)
                 grads += (a_grad, b_grad)
-        return (rows_grad, None, bias_grad, None, *grads)
+        return (rows_grad, None, None, bias_grad, None, *grads)
 
 
-class _Product(torch.autograd.Function):
-    """The product's values in the place of what stands for it."""
-
-    @staticmethod
-    def forward(ctx: Any, place: Tensor, product: Callable[[], Tensor]) -> Tensor:
-        return product()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+# Not _Gradients.apply itself, which unwraps what transforms of torch.func have wrapped.
+_apply = super(torch.autograd.Function, _Gradients).apply

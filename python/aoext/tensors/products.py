@@ -14,9 +14,10 @@ from torch import Tensor
 
 from aoext.formats.checks import describe
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
+from aoext.operators.experts import bias_of_rows
 from aoext.operators.gradients import may_skip_autograd
 from aoext.tensors.base import QuantizedTensor, implements
-from aoext.tensors.computing import Direct, of_rows
+from aoext.tensors.computing import Direct
 from aoext.tensors.each_expert import has_experts
 
 aten, ao = torch.ops.aten, torch.ops.ao
@@ -210,7 +211,7 @@ def in_operators_dtype(
     """The product of what autocast has left, which is off."""
     if input.dtype is torch.float64:
         product = _product(input.float(), weight, None, transposed, offsets).double()
-        return product if bias is None else product + of_rows(bias, input, offsets)
+        return product if bias is None else product + bias_of_rows(bias, input, offsets)
     return _product(input, weight, bias, transposed, offsets)
 
 
@@ -222,7 +223,7 @@ def _product(
         return type(weight)._linear(weight, input, bias, ao, offsets)
     # The product with the weight as it lies, of which formulas of gradients are made.
     product = weight._linear_backward(input, offsets)
-    return product if bias is None else product + of_rows(bias, input, offsets)
+    return product if bias is None else product + bias_of_rows(bias, input, offsets)
 
 
 def cast_by_autocast(name: str, input: Tensor, weight: Tensor) -> Tensor:
