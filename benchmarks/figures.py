@@ -134,10 +134,10 @@ def of_demo(content: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
 
 
 def of_merging(content: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
-    """Bits per byte in each state of a model, and the percentage of the adapter's change that survives."""
-    columns = [*content["results"][0]["bits_per_byte"], "survives, %"]
+    """Bits per token in each state of a model, and the percentage of the adapter's change that survives."""
+    columns = [*content["results"][0]["bits_per_token"], "survives, %"]
     return columns, [
-        (result["scheme"], [[v] for v in (*result["bits_per_byte"].values(), 100 * result["survives"])])
+        (result["scheme"], [[v] for v in (*result["bits_per_token"].values(), 100 * result["survives"])])
         for result in content["results"]
     ]
 
@@ -165,7 +165,7 @@ READERS: dict[str, tuple[Callable[[Mapping[str, Any]], tuple[list[str], list[Row
         of_host_time,
         "µs of the host for a call, no_grad; in brackets times `nn.Linear`'s in bfloat16.",
     ),
-    "aoext.merging/1": (
+    "aoext.merging/2": (
         of_merging,
         "Bits per byte of C++ that was held out: a small model of Python, and a LoRA trained on C++.",
     ),
