@@ -81,14 +81,12 @@ class _Permuted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(there, back)
+        ctx.save_for_backward(back)
         return rows.index_select(0, there)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        there, back = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for gradients of this one
-            return _Permuted.apply(grad, back, there), None, None
+        (back,) = ctx.saved_tensors
         return grad.index_select(0, back), None, None
 
 

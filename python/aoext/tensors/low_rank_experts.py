@@ -34,13 +34,18 @@ def takes(rows: Tensor, weight: QuantizedTensor, changes: Sequence[LowRank]) -> 
     )
 
 
+def _in_turn(left: Tensor, right: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+    """The factors of a change as rows meet them, one after the other."""
+    return (left, right) if transposed else (right.mT, left.mT)
+
+
 def added(product: Tensor, rows: Tensor, change: LowRank, transposed: bool, offsets: Tensor | None) -> Tensor:
     """`product` of rows and a weight, with what a change of the weight adds, as separate operations.
 
     offsets: as adapted_experts has it; None beside one weight [A, B]
     """
     left, right, scale = change
-    first, second = (left, right) if transposed else (right.mT, left.mT)
+    first, second = _in_turn(left, right, transposed)
     low = times(rows.to(product.dtype), first.to(product.dtype), offsets)
     return product + times(low * scale, second.to(product.dtype), offsets)
 
@@ -81,7 +86,7 @@ def _product(
     result = in_operators_dtype(rows, weight, bias, transposed, groups.offsets)
     low = []
     for left, right, scale in zip(factors[::2], factors[1::2], scales, strict=True):
-        first, second = (left, right) if transposed else (right.mT, left.mT)
+        first, second = _in_turn(left, right, transposed)
         low.append(groups.thin(rows, first.to(rows.dtype)).mul_(scale))
         result += groups.wide(low[-1], second.to(rows.dtype))
     return result, low
@@ -114,7 +119,7 @@ class _AdaptedExperts(torch.autograd.Function):
             grads: list[Tensor | None] = []
             for i, scale in enumerate(ctx.scales):
                 left, right = factors[2 * i : 2 * i + 2]
-                first, second = (left, right) if ctx.transposed else (right.mT, left.mT)
+                first, second = _in_turn(left, right, ctx.transposed)
                 wants_first, wants_second = wanted[2 * i : 2 * i + 2][:: 1 if ctx.transposed else -1]
                 first_grad = second_grad = None
                 if wants_first or wants_rows:
